@@ -1,0 +1,61 @@
+//! The errors: each carries what was asked, what was found and what to do about it.
+
+use std::path::PathBuf;
+
+use crate::clear::Method;
+
+/// A clearing method was asked for that cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MethodError {
+    /// The name is not one of the methods.
+    #[error("no clearing method is called {asked:?}; the methods are {known}")]
+    Unknown {
+        /// What was asked.
+        asked: String,
+        /// The names there are, separated by commas.
+        known: String,
+    },
+    /// This CPU (or the operating system on it) does not offer the method.
+    #[error("{asked} cannot be used: {reason}; this CPU offers {offered}")]
+    Unavailable {
+        /// The method asked for.
+        asked: Method,
+        /// What is missing.
+        reason: String,
+        /// The methods that can be used, separated by commas.
+        offered: String,
+    },
+}
+
+/// The machine's NUMA topology could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TopologyError {
+    /// A file that exists could not be read.
+    #[error("cannot read {path}: {source}; is sysfs mounted there and readable?")]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file holds something that is not what the kernel writes there.
+    #[error("{path} holds {found:?} where {expected} was expected")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was expected.
+        expected: &'static str,
+        /// What was found (shortened).
+        found: String,
+    },
+    /// None of the machine's CPUs is left to work on.
+    #[error("none of the CPUs {allowed:?} allowed to this process is in the topology read from {root}")]
+    NoAllowedCpu {
+        /// The root folder the topology was read from.
+        root: PathBuf,
+        /// The CPUs allowed to the process.
+        allowed: Vec<u32>,
+    },
+}

@@ -1,0 +1,1 @@
+//! Floor 5: the page-frame table, one descriptor per page.

@@ -1,0 +1,6 @@
+//! Floor 0: system calls, owned mappings, and the pointers that clearing writes through.
+#![allow(unsafe_code)]
+
+mod chunk;
+
+pub(crate) use chunk::Chunk;
