@@ -50,12 +50,36 @@ pub enum TopologyError {
         /// What was found (shortened).
         found: String,
     },
+    /// The files name no CPU at all.
+    #[error("no CPU is described under {root}; are sys and proc mounted there?")]
+    NoCpu {
+        /// The root folder the topology was read from.
+        root: PathBuf,
+    },
     /// None of the machine's CPUs is left to work on.
-    #[error("none of the CPUs {allowed:?} allowed to this process is in the topology read from {root}")]
+    #[error(
+        "none of the CPUs {allowed:?} that may be used is online in the topology read from {root}; widen the affinity or the cpuset"
+    )]
     NoAllowedCpu {
         /// The root folder the topology was read from.
         root: PathBuf,
-        /// The CPUs allowed to the process.
+        /// The CPUs that may be used.
         allowed: Vec<u32>,
+    },
+    /// No node's memory is left to use.
+    #[error(
+        "none of the nodes {allowed:?} whose memory may be used has memory in the topology read from {root}; widen the cpuset's mems"
+    )]
+    NoAllowedMemory {
+        /// The root folder the topology was read from.
+        root: PathBuf,
+        /// The nodes whose memory may be used.
+        allowed: Vec<u32>,
+    },
+    /// The system did not say which CPUs this process may use.
+    #[error("cannot ask for the process's CPU affinity: {source}; allow sched_getaffinity in the sandbox")]
+    Affinity {
+        /// What the system said.
+        source: std::io::Error,
     },
 }

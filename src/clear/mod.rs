@@ -3,7 +3,11 @@
 /// Placeholder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {}
-impl std::fmt::Display for Method { fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { match *self {} } }
+impl std::fmt::Display for Method {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {}
+    }
+}
 /// Placeholder.
 #[derive(Debug)]
 pub struct CpuDescription;

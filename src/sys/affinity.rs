@@ -1,0 +1,107 @@
+//! Which CPUs threads may run on: `sched_getaffinity(2)` and `sched_setaffinity(2)` with masks of any size.
+
+use std::io;
+
+/// The kernel's masks are arrays of `unsigned long`.
+type Word = libc::c_ulong;
+const WORD_BITS: usize = Word::BITS as usize;
+
+/// The CPUs this process may run on, ascending: the affinity of its main thread, which the kernel keeps
+/// inside the cpuset. The calling thread's own affinity plays no part unless it is the main thread.
+///
+/// # Errors
+///
+/// What `sched_getaffinity` answers, `EPERM` or `ENOSYS` in some sandboxes.
+pub(crate) fn allowed_cpus() -> io::Result<Vec<u32>> {
+    // The main thread's id is the process's id.
+    // SAFETY: getpid takes nothing, cannot fail and has no side effects.
+    affinity_of(unsafe { libc::getpid() })
+}
+
+/// The affinity of one thread; 0 stands for the calling thread.
+fn affinity_of(thread: libc::pid_t) -> io::Result<Vec<u32>> {
+    // Enough for 1024 CPUs. The kernel answers EINVAL when its own mask is longer: it may have 8192 CPUs,
+    // where the fixed `cpu_set_t` fails. A million is where we stop asking.
+    let mut mask: Vec<Word> = vec![0; 1024 / WORD_BITS];
+    loop {
+        // SAFETY: the kernel writes at most the given number of bytes, which is the length of `mask`;
+        // `mask` lives and is not otherwise used during the call. Only its start is typed `cpu_set_t`;
+        // no reference to that (perhaps longer) type is made.
+        let result = unsafe {
+            libc::sched_getaffinity(thread, size_of_val(mask.as_slice()), mask.as_mut_ptr().cast())
+        };
+        if result == 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINVAL) || mask.len() * WORD_BITS >= 1 << 20 {
+            return Err(error);
+        }
+        mask.resize(mask.len() * 2, 0);
+    }
+    let words = mask.iter().zip((0u32..).step_by(WORD_BITS));
+    Ok(words
+        .flat_map(|(word, base)| {
+            (0..Word::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| base + bit)
+        })
+        .collect())
+}
+
+/// Lets the calling thread run on these CPUs only. The kernel intersects them with the cpuset.
+///
+/// # Errors
+///
+/// What `sched_setaffinity` answers: `EINVAL` when none of the CPUs is in the cpuset (or the list is
+/// empty), `EPERM` in some sandboxes. The thread's affinity is then as before.
+#[cfg_attr(not(test), expect(dead_code))]
+pub(crate) fn pin_current_thread(cpus: &[u32]) -> io::Result<()> {
+    let words = cpus.iter().max().map_or(0, |last| *last as usize / WORD_BITS + 1);
+    let mut mask: Vec<Word> = vec![0; words.max(1)];
+    for cpu in cpus {
+        mask[*cpu as usize / WORD_BITS] |= 1 << (*cpu as usize % WORD_BITS);
+    }
+    // SAFETY: the kernel reads at most the given number of bytes, which is the length of `mask`, and
+    // takes bits beyond them as zero; `mask` lives during the call. 0 is the calling thread.
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(mask.as_slice()), mask.as_ptr().cast()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_narrows_itself_only() {
+        let before = allowed_cpus().unwrap();
+        assert!(!before.is_empty());
+        std::thread::spawn({
+            let before = before.clone();
+            move || {
+                let inherited = affinity_of(0).unwrap();
+                pin_current_thread(&inherited[..1]).unwrap();
+                assert_eq!(affinity_of(0).unwrap(), inherited[..1]);
+                assert_eq!(allowed_cpus().unwrap(), before, "the process's CPUs, not the thread's");
+                pin_current_thread(&inherited).unwrap();
+                assert_eq!(affinity_of(0).unwrap(), inherited);
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn cpus_that_do_not_exist_are_refused_or_ignored() {
+        std::thread::spawn(|| {
+            let inherited = affinity_of(0).unwrap();
+            for nothing in [&[][..], &[65_535]] {
+                let error = pin_current_thread(nothing).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+                assert_eq!(affinity_of(0).unwrap(), inherited, "left as it was");
+            }
+            pin_current_thread(&[inherited[0], 65_535]).unwrap();
+            assert_eq!(affinity_of(0).unwrap(), inherited[..1]);
+        })
+        .join()
+        .unwrap();
+    }
+}
