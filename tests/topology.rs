@@ -383,27 +383,3 @@ fn unreadable_files_are_named_and_nothing_at_all_too() {
         "{error}"
     );
 }
-
-#[test]
-fn this_machine_agrees_with_its_scheduler() {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
-    let expand = |list: String| -> Vec<u32> {
-        let ends = list.split(',').map(|part| part.split_once('-').unwrap_or((part, part)));
-        ends.flat_map(|(a, b)| a.parse::<u32>().unwrap()..=b.parse().unwrap()).collect()
-    };
-    let allowed = expand(line("Cpus_allowed_list:"));
-
-    let topology = Topology::detect().unwrap();
-    let mut cpus: Vec<u32> = topology.nodes().iter().flat_map(|node| node.allowed_cpus().to_vec()).collect();
-    cpus.sort_unstable();
-    let online: Vec<u32> = allowed
-        .into_iter()
-        .filter(|cpu| Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists())
-        .collect();
-    assert_eq!(cpus, online);
-    let memory = topology.nodes().iter().filter(|node| node.memory_allowed()).map(|node| node.id().0);
-    assert_eq!(memory.collect::<Vec<u32>>(), expand(line("Mems_allowed_list:")));
-    assert!(topology.nodes().iter().map(|node| node.memory_bytes()).sum::<u64>() > 0);
-    assert_served(&topology);
-}

@@ -179,3 +179,26 @@ impl Topology {
         Self { root: root.to_owned(), nodes, distances, unclaimed, implicit }.settled(&[])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed(topology: &Topology) -> Vec<u32> {
+        topology.nodes().iter().flat_map(|node| node.allowed_cpus().to_vec()).collect()
+    }
+
+    /// R32, in a thread of its own: the harness may run a lone test on the main thread.
+    #[test]
+    fn a_pinned_calling_thread_does_not_narrow_the_process() {
+        let expected = allowed(&Topology::detect().unwrap());
+        if expected.len() < 2 {
+            println!("only one CPU is allowed: this proves little");
+        }
+        let pinned = std::thread::spawn(move || {
+            affinity::pin_current_thread(&expected[..1]).unwrap();
+            assert_eq!(allowed(&Topology::detect().unwrap()), expected);
+        });
+        pinned.join().unwrap();
+    }
+}
