@@ -9,6 +9,6 @@ mod frames;
 mod sys;
 mod topology;
 
-pub use clear::{CpuDescription, Method};
+pub use clear::{CpuDescription, Method, Vendor};
 pub use error::{MethodError, TopologyError};
 pub use topology::{Node, NodeId, NodeKind, Topology};

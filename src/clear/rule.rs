@@ -1,0 +1,71 @@
+//! The choice of method when none is asked for. Pure.
+
+use super::cpu::{CpuDescription, Vendor};
+use super::method::Method;
+
+/// From this many bytes on non-temporal stores win on cold memory, where they win at all: below, the one
+/// fence and the trip to memory cost more than the read for ownership that they save.
+pub(super) const COLD_FROM: u64 = 64 << 10;
+
+/// Where nothing is known about a CPU's non-temporal stores, they start at the size of its last cache, but
+/// never later than this: a shown cache may be the host's, hundreds of MiB for two CPUs.
+pub(super) const COLD_FROM_AT_MOST: u64 = 2 << 20;
+
+/// What a CPU clears with: short ranges through the caches, long ones by `bulk`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    short: Method,
+    bulk: Method,
+    /// Ranges of at least this many bytes are long.
+    bulk_from: u64,
+}
+
+impl Plan {
+    /// One method for every length.
+    pub(super) fn only(method: Method) -> Self {
+        Self { short: method, bulk: method, bulk_from: 0 }
+    }
+
+    /// The rule of [`CpuDescription::choose`], among the methods that `offered` lets through.
+    pub(super) fn auto(cpu: &CpuDescription, offered: impl Fn(Method) -> bool) -> Self {
+        let first = |wanted: &[Method]| wanted.iter().copied().find(|&method| offered(method));
+        let cached: &[Method] =
+            if cpu.erms || cpu.fsrm { &[Method::RepStosb, Method::RepStosq] } else { &[Method::RepStosq] };
+        let short = first(cached).unwrap_or(Method::Portable);
+        let cold: &[Method] = match cpu.vendor {
+            // Skylake and its server kin lose with non-temporal stores; FSRM came with Ice Lake.
+            Vendor::Intel if !cpu.fsrm => &[],
+            _ => &[Method::Clzero, Method::Avx2, Method::Sse2],
+        };
+        let bulk = first(cold).unwrap_or(short);
+        let bulk_from = match cpu.vendor {
+            Vendor::Other => cpu.llc_bytes.unwrap_or(COLD_FROM_AT_MOST).clamp(COLD_FROM, COLD_FROM_AT_MOST),
+            _ => COLD_FROM,
+        };
+        Self { short, bulk, bulk_from }
+    }
+
+    /// The method for a range of `len` bytes.
+    pub(super) fn method_for(&self, len: u64) -> Method {
+        if len >= self.bulk_from { self.bulk } else { self.short }
+    }
+}
+
+impl CpuDescription {
+    /// The method for a range of `len` bytes of cold memory, when the caller has no wish: always one that
+    /// the described CPU [`supports`](Self::supports). Depends on nothing but the description and `len`.
+    ///
+    /// - Under 64 KiB: `REP STOSB` where it is fast (ERMS or FSRM), else `REP STOSQ`.
+    /// - From 64 KiB: `CLZERO` where there is one, else `VMOVNTDQ` of 32 bytes, else `MOVNTDQ` of 16. They do
+    ///   not read the line they overwrite and leave the caches to running guests. The size of the last cache
+    ///   does not matter, because cold memory is not in it.
+    /// - Intel before Ice Lake (told by FSRM): as under 64 KiB for all lengths, since non-temporal stores
+    ///   lose there.
+    /// - Other makers: non-temporal only from the size of the last cache on, held between 64 KiB and 2 MiB
+    ///   whatever CPUID claims (nothing, 0, or the cache of a whole host).
+    ///
+    /// `AVX-512` and `MOVDIR64B` write no faster than memory takes and are not chosen unasked.
+    pub fn choose(&self, len: u64) -> Method {
+        Plan::auto(self, |method| self.lacks(method).is_none()).method_for(len)
+    }
+}

@@ -1,0 +1,38 @@
+//! Tests of the floor. Here because kernels are not public.
+
+mod bounds;
+mod choice;
+mod clzero;
+mod disassembly;
+mod guarded;
+
+use super::{CpuDescription, Method, lacks_here};
+
+/// The methods of the CPU under us; says aloud which ones it lacks.
+fn methods_here() -> Vec<Method> {
+    Method::ALL
+        .into_iter()
+        .filter(|&method| match lacks_here(method) {
+            None => true,
+            Some(reason) => {
+                println!("skipped: {method} ({reason})");
+                false
+            }
+        })
+        .collect()
+}
+
+/// A description that claims everything.
+fn boastful() -> CpuDescription {
+    let mut cpu = CpuDescription::bare();
+    cpu.vendor = super::Vendor::Amd;
+    cpu.erms = true;
+    cpu.fsrm = true;
+    cpu.avx2 = true;
+    cpu.avx512f = true;
+    cpu.osxsave = true;
+    cpu.xcr0 = !0;
+    cpu.clzero = true;
+    cpu.movdir64b = true;
+    cpu
+}

@@ -1,0 +1,39 @@
+//! What only x86-64 has: reading CPUID, and the kernels.
+
+mod detect;
+pub(super) mod kernels;
+
+pub(super) use detect::detect;
+#[cfg(test)]
+pub(super) use detect::from_cpuid;
+
+use super::Store;
+use super::cpu::CpuDescription;
+use super::method::Method;
+use super::portable::portable;
+
+/// What the CPU under us lacks for a method, whatever a description claims. Vector state is asked of the
+/// standard library, which reads XCR0.
+pub(super) fn lacks_here(method: Method, here: &CpuDescription) -> Option<&'static str> {
+    let vectors = match method {
+        Method::Avx2 => is_x86_feature_detected!("avx2"),
+        Method::Avx512 => is_x86_feature_detected!("avx512f"),
+        _ => true,
+    };
+    here.lacks(method).or(if vectors { None } else { Some("the system has not enabled its registers") })
+}
+
+/// The kernel of a method.
+pub(super) fn store(method: Method) -> Store {
+    match method {
+        Method::RepStosb => Store::Bytes(kernels::rep_stosb),
+        Method::RepStosq => Store::Lines(kernels::rep_stosq),
+        Method::Movnti => Store::Lines(kernels::movnti),
+        Method::Sse2 => Store::Lines(kernels::sse2),
+        Method::Avx2 => Store::Lines(kernels::avx2),
+        Method::Avx512 => Store::Lines(kernels::avx512),
+        Method::Clzero => Store::Lines(kernels::clzero),
+        Method::Movdir64b => Store::Lines(kernels::movdir64b),
+        Method::Portable => Store::Bytes(portable),
+    }
+}
