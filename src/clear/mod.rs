@@ -4,13 +4,14 @@
 //! length. A [`Clearer`] is the proof that what it will run exists on the CPU under us, so clearing a
 //! [`Chunk`] (itself the proof that its bytes may be written) is safe.
 #![allow(unsafe_code)]
-#![cfg_attr(not(test), expect(dead_code, reason = "the pool is what calls it"))]
+#![cfg_attr(not(test), expect(dead_code, unused_imports, reason = "the pool is what calls it"))]
 
 mod cpu;
 mod method;
 mod portable;
 mod rule;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
 mod tests;
 mod verify;
 #[cfg(target_arch = "x86_64")]
@@ -100,7 +101,7 @@ enum Store {
     /// Any bytes.
     Bytes(Kernel),
     /// Whole lines only.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no such kernels"))]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, unused_imports, reason = "no such kernels"))]
     Lines(Kernel),
 }
 
