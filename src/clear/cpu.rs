@@ -1,6 +1,8 @@
 //! What a CPU offers to clearing, and which methods follow from that.
 
-use super::method::{Method, list};
+use std::sync::OnceLock;
+
+use super::method::{Method, offered_by, refuse_if};
 use crate::error::MethodError;
 
 /// XCR0 bits 1 and 2: the system saves XMM and YMM registers (Intel SDM volume 1, 13.3).
@@ -55,12 +57,15 @@ pub struct CpuDescription {
 }
 
 impl CpuDescription {
-    /// The CPU this runs on. Reads CPUID, which costs microseconds in a virtual machine.
+    /// The CPU this runs on. Reads CPUID once per process: it does not change, and each of some fifteen
+    /// reads costs microseconds in a virtual machine.
     pub fn detect() -> Self {
+        static HERE: OnceLock<CpuDescription> = OnceLock::new();
         #[cfg(target_arch = "x86_64")]
-        return super::x86_64::detect();
+        let read = super::x86_64::detect;
         #[cfg(not(target_arch = "x86_64"))]
-        return Self::bare();
+        let read = Self::bare;
+        HERE.get_or_init(read).clone()
     }
 
     /// The x86-64 baseline: nothing optional, no cache listed, maker unknown.
@@ -85,19 +90,12 @@ impl CpuDescription {
     ///
     /// [`MethodError::Unavailable`] says what is missing and which methods there are.
     pub fn supports(&self, method: Method) -> Result<(), MethodError> {
-        match self.lacks(method) {
-            None => Ok(()),
-            Some(reason) => Err(MethodError::Unavailable {
-                asked: method,
-                reason: reason.to_owned(),
-                offered: list(&self.methods()),
-            }),
-        }
+        refuse_if(method, |method| self.lacks(method))
     }
 
     /// The methods that a CPU so described can run, never empty.
     pub fn methods(&self) -> Vec<Method> {
-        Method::ALL.into_iter().filter(|&method| self.lacks(method).is_none()).collect()
+        offered_by(|method| self.lacks(method))
     }
 
     /// The availability contract of every method: what is missing, if anything.

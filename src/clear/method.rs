@@ -99,6 +99,26 @@ impl FromStr for Method {
 }
 
 /// The names, separated by commas.
-pub(super) fn list(methods: &[Method]) -> String {
+fn list(methods: &[Method]) -> String {
     methods.iter().map(|method| method.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The methods for which nothing is missing.
+pub(super) fn offered_by(lacks: impl Fn(Method) -> Option<&'static str>) -> Vec<Method> {
+    Method::ALL.into_iter().filter(|&method| lacks(method).is_none()).collect()
+}
+
+/// An error if something is missing for the method asked for.
+pub(super) fn refuse_if(
+    asked: Method,
+    lacks: impl Fn(Method) -> Option<&'static str>,
+) -> Result<(), MethodError> {
+    match lacks(asked) {
+        None => Ok(()),
+        Some(reason) => Err(MethodError::Unavailable {
+            asked,
+            reason: reason.to_owned(),
+            offered: list(&offered_by(lacks)),
+        }),
+    }
 }

@@ -17,8 +17,6 @@ mod verify;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use std::sync::OnceLock;
-
 pub use cpu::{CpuDescription, Vendor};
 pub use method::Method;
 pub(crate) use verify::first_nonzero;
@@ -44,18 +42,10 @@ impl Clearer {
     pub(crate) fn new(wanted: Option<Method>, cpu: &CpuDescription) -> Result<Self, MethodError> {
         let plan = match wanted {
             None => Plan::auto(cpu, |method| lacks(method, cpu).is_none()),
-            Some(method) => match lacks(method, cpu) {
-                None => Plan::only(method),
-                Some(reason) => {
-                    let offered: Vec<Method> =
-                        Method::ALL.into_iter().filter(|&method| lacks(method, cpu).is_none()).collect();
-                    return Err(MethodError::Unavailable {
-                        asked: method,
-                        reason: reason.to_owned(),
-                        offered: method::list(&offered),
-                    });
-                }
-            },
+            Some(asked) => {
+                method::refuse_if(asked, |method| lacks(method, cpu))?;
+                Plan::only(asked)
+            }
         };
         Ok(Self { plan })
     }
@@ -83,13 +73,10 @@ fn lacks(method: Method, cpu: &CpuDescription) -> Option<&'static str> {
 
 /// What the CPU under us lacks for a method.
 fn lacks_here(method: Method) -> Option<&'static str> {
-    /// CPUID is slow in a virtual machine and does not change.
-    static HERE: OnceLock<CpuDescription> = OnceLock::new();
-    let here = HERE.get_or_init(CpuDescription::detect);
+    let here = CpuDescription::detect().lacks(method);
     #[cfg(target_arch = "x86_64")]
-    return x86_64::lacks_here(method, here);
-    #[cfg(not(target_arch = "x86_64"))]
-    return here.lacks(method);
+    let here = here.or_else(|| x86_64::lacks_state(method));
+    here
 }
 
 /// A function that zeroes `len` bytes at a pointer.

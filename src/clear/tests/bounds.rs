@@ -1,43 +1,36 @@
 //! Every byte of the range and no other, whatever the method, length and alignment (R12).
 
-use std::ffi::CString;
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 
 use super::guarded::{CANARY, Guarded, PAGE};
-use super::{boastful, methods_here};
-use crate::clear::{Clearer, CpuDescription, Method, first_nonzero};
+use super::methods_here;
+use crate::clear::{Clearer, CpuDescription, Method, Vendor, first_nonzero};
 use crate::sys::Chunk;
 
 const LENGTHS: [usize; 12] = [0, 1, 7, 63, 64, 65, 127, 128, 129, 4095, 4096, 4097];
 
 /// By every method this CPU has, by the rule for this CPU, and by rules for others.
-fn clearers() -> Vec<(String, Clearer)> {
+static CLEARERS: LazyLock<Vec<(String, Clearer)>> = LazyLock::new(|| {
     let here = CpuDescription::detect();
     let mut absurd = here.clone();
-    absurd.llc_bytes = Some(0);
-    absurd.vendor = crate::clear::Vendor::Other;
-    let mut all: Vec<_> = methods_here()
-        .into_iter()
-        .map(|method| (method.to_string(), Clearer::new(Some(method), &here).unwrap()))
-        .collect();
-    for (name, cpu) in
-        [("here", here), ("bare", CpuDescription::bare()), ("absurd", absurd), ("boastful", boastful())]
-    {
-        all.push((format!("auto ({name})"), Clearer::new(None, &cpu).unwrap()));
-    }
-    all
-}
+    (absurd.vendor, absurd.llc_bytes) = (Vendor::Other, Some(0));
+    let forced = methods_here().into_iter().map(|method| (method.to_string(), Some(method), here.clone()));
+    let auto = [("here", here.clone()), ("bare", CpuDescription::bare()), ("absurd", absurd)]
+        .map(|(name, cpu)| (format!("auto ({name})"), None, cpu));
+    forced.chain(auto).map(|(name, wanted, cpu)| (name, Clearer::new(wanted, &cpu).unwrap())).collect()
+});
 
 #[test]
 fn clears_exactly_the_range() {
     let mut memory = Guarded::new(4 * PAGE);
-    for (name, clearer) in clearers() {
+    for (name, clearer) in CLEARERS.iter() {
         for len in LENGTHS {
             let last = memory.len() - len;
             // Against the lower guard, against the upper one, and at odd offsets between canaries.
             for at in [0, last, 1, 63, 64, 65, PAGE - 1, PAGE, PAGE + 7, last.saturating_sub(1)] {
-                memory.check(at.min(last), len, &name, |chunk| {
+                memory.check(at.min(last), len, name, |chunk| {
                     clearer.clear(chunk);
                 });
             }
@@ -50,9 +43,9 @@ fn clears_long_ranges_at_odd_offsets() {
     const LEN: usize = (1 << 20) + 3;
     let mut memory = Guarded::new(LEN + PAGE);
     let last = memory.len() - LEN;
-    for (name, clearer) in clearers() {
+    for (name, clearer) in CLEARERS.iter() {
         for at in [0, 1, 61, 64, last - 1, last] {
-            memory.check(at, LEN, &name, |chunk| {
+            memory.check(at, LEN, name, |chunk| {
                 assert_eq!(clearer.clear(chunk), clearer.method_for(LEN as u64));
             });
         }
@@ -67,8 +60,7 @@ proptest! {
         len in 0..=3 * PAGE,
         seed in any::<u64>(),
     ) {
-        let clearers = clearers();
-        let (name, clearer) = which.get(&clearers);
+        let (name, clearer) = which.get(&CLEARERS);
         let mut memory = Guarded::new(3 * PAGE);
         let len = len.min(memory.len() - from);
         for at in 0..memory.len() {
@@ -119,11 +111,10 @@ fn clears_more_than_4_gib() {
     const PIECES: usize = 2048;
     const LAST: usize = PIECE + 4096 + 5;
     let len = PIECE * PIECES + LAST;
-    let name = CString::new("clear-test").unwrap();
     // SAFETY: plain system calls on a file and addresses of our own; the fixed mappings lie in the
     // reservation just made.
     let start = unsafe {
-        let file = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
+        let file = libc::memfd_create(c"clear-test".as_ptr(), libc::MFD_CLOEXEC);
         assert!(file >= 0);
         assert_eq!(libc::ftruncate(file, (3 * PIECE) as i64), 0);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -8,19 +8,17 @@ pub(super) use detect::detect;
 pub(super) use detect::from_cpuid;
 
 use super::Store;
-use super::cpu::CpuDescription;
 use super::method::Method;
 use super::portable::portable;
 
-/// What the CPU under us lacks for a method, whatever a description claims. Vector state is asked of the
-/// standard library, which reads XCR0.
-pub(super) fn lacks_here(method: Method, here: &CpuDescription) -> Option<&'static str> {
-    let vectors = match method {
+/// Whether the registers of a method may not be used: asked of the standard library, which reads XCR0.
+pub(super) fn lacks_state(method: Method) -> Option<&'static str> {
+    let enabled = match method {
         Method::Avx2 => is_x86_feature_detected!("avx2"),
         Method::Avx512 => is_x86_feature_detected!("avx512f"),
         _ => true,
     };
-    here.lacks(method).or(if vectors { None } else { Some("the system has not enabled its registers") })
+    if enabled { None } else { Some("the system has not enabled its registers") }
 }
 
 /// The kernel of a method.
