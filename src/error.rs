@@ -1,8 +1,10 @@
 //! The errors: each carries what was asked, what was found and what to do about it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::clear::Method;
+use crate::job::{Cause, Report};
 
 /// A clearing method was asked for that cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,4 +84,157 @@ pub enum TopologyError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+/// A service could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The topology could not be read.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The forced clearing method cannot be used.
+    #[error(transparent)]
+    Method(#[from] MethodError),
+    /// No worker is left to start.
+    #[error("{asked} workers per node were asked for; a service needs at least one (leave the setting out for the default)")]
+    NoWorkers {
+        /// What was asked.
+        asked: usize,
+    },
+    /// The host refused to start even one worker thread.
+    #[error("could not start any of {asked} worker threads: {source}; raise the limit on threads (RLIMIT_NPROC, pids.max)")]
+    Spawn {
+        /// How many workers were wanted.
+        asked: usize,
+        /// What the system said to the last try.
+        source: std::io::Error,
+    },
+}
+
+/// A request was refused; nothing was touched.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// `start + len` does not fit into 64 bits.
+    #[error("the range {start:#x} + {len:#x} wraps round the end of the address space")]
+    Overflow {
+        /// First byte.
+        start: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// A host range does not begin and end on page boundaries.
+    #[error("the host range {start:#x} + {len:#x} is not aligned to {alignment:#x} bytes; pass whole pages")]
+    Misaligned {
+        /// First byte.
+        start: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What both have to be multiples of.
+        alignment: u64,
+    },
+    /// Part of a range is not guest memory.
+    #[error("the range {start:#x} + {len:#x} leaves guest memory at {hole:#x}; pass ranges inside the regions")]
+    NotGuestMemory {
+        /// First byte asked for.
+        start: u64,
+        /// Length asked for, in bytes.
+        len: u64,
+        /// The first address that no region holds.
+        hole: u64,
+    },
+    /// The memory is seen through an IOMMU that is in use, so its addresses are not physical.
+    #[error("this memory is an IOMMU view; pass the physical memory behind it")]
+    IommuView,
+    /// The region has no host address (guest_memfd, a device region).
+    #[error("guest memory at {address:#x} has no host address (guest_memfd?); the kernel zeroes such memory itself")]
+    NoHostAddress {
+        /// Guest physical address.
+        address: u64,
+    },
+    /// The service's workers are gone.
+    #[error("the service has been dropped; build another one")]
+    Closed,
+    /// Called in a child made by `fork`, where the workers do not exist.
+    #[error("the service was built in process {built_in} and has no workers in its forked child {called_in}; build a service there")]
+    ForkedChild {
+        /// The process that built the service.
+        built_in: u32,
+        /// The calling process.
+        called_in: u32,
+    },
+    /// No eventfd could be had for the job.
+    #[error("cannot create the job's eventfd: {0}; raise the limit on open files (RLIMIT_NOFILE)")]
+    CompletionFd(#[source] std::io::Error),
+}
+
+/// A job ended with bytes that are not proved zero. Every variant that comes from a finished job carries the report.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// It was cancelled.
+    #[error("cancelled with {} of {} bytes zero; the rest is stale", report.zero_bytes(), report.total_bytes)]
+    Cancelled {
+        /// What is zero and what is not.
+        report: Arc<Report>,
+    },
+    /// Its deadline passed.
+    #[error("the deadline passed with {} of {} bytes zero; the rest is stale", report.zero_bytes(), report.total_bytes)]
+    DeadlinePassed {
+        /// What is zero and what is not.
+        report: Arc<Report>,
+    },
+    /// The service was dropped.
+    #[error("the service was dropped with {} of {} bytes zero; the rest is stale", report.zero_bytes(), report.total_bytes)]
+    ServiceClosed {
+        /// What is zero and what is not.
+        report: Arc<Report>,
+    },
+    /// A range failed; this is the first one that did.
+    #[error(
+        "the range {start:#x} + {len:#x} could not be made zero: {cause}; {} of {} bytes are zero, the rest is stale",
+        report.zero_bytes(), report.total_bytes
+    )]
+    Failed {
+        /// First byte of the range, in the address space of the report's ranges.
+        start: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// Why.
+        cause: Cause,
+        /// What is zero and what is not.
+        report: Arc<Report>,
+    },
+    /// It was stopped while workers were stuck in page faults; they will store nothing any more.
+    #[error("stopped with {in_flight_bytes} bytes stuck in page faults (a userfaultfd handler that does not answer?); {} of {} bytes are zero", report.zero_bytes(), report.total_bytes)]
+    Stalled {
+        /// Bytes that stuck workers still hold.
+        in_flight_bytes: u64,
+        /// What is zero and what is not.
+        report: Arc<Report>,
+    },
+    /// Waited for in a child made by `fork`, where the workers do not exist.
+    #[error("the job was submitted in process {submitted_in}; its forked child {waited_in} cannot wait for it")]
+    ForkedChild {
+        /// The process that submitted.
+        submitted_in: u32,
+        /// The calling process.
+        waited_in: u32,
+    },
+}
+
+impl JobError {
+    /// What is zero and what is not, where the job is over.
+    #[must_use]
+    pub fn report(&self) -> Option<&Arc<Report>> {
+        match self {
+            JobError::Cancelled { report }
+            | JobError::DeadlinePassed { report }
+            | JobError::ServiceClosed { report }
+            | JobError::Failed { report, .. }
+            | JobError::Stalled { report, .. } => Some(report),
+            JobError::ForkedChild { .. } => None,
+        }
+    }
 }

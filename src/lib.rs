@@ -5,10 +5,19 @@ compile_error!("vm-zeroing speaks to the Linux kernel (memfd, madvise, mbind, sy
 
 mod clear;
 mod error;
+mod extent;
 mod frames;
+mod guest;
+mod job;
+mod pool;
+mod service;
 mod sys;
 mod topology;
 
 pub use clear::{CpuDescription, Method, Vendor};
-pub use error::{MethodError, TopologyError};
+pub use error::{BuildError, JobError, MethodError, RequestError, TopologyError};
+pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
+pub use job::{Cause, Job, Outcome, Progress, RangeReport, Report};
+pub use service::{ZeroingService, ZeroingServiceBuilder};
+pub use sys::HostRange;
 pub use topology::{Node, NodeId, NodeKind, Topology};

@@ -4,7 +4,6 @@
 //! length. A [`Clearer`] is the proof that what it will run exists on the CPU under us, so clearing a
 //! [`Chunk`] (itself the proof that its bytes may be written) is safe.
 #![allow(unsafe_code)]
-#![cfg_attr(not(test), expect(dead_code, unused_imports, reason = "the pool is what calls it"))]
 
 mod cpu;
 mod method;

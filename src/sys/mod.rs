@@ -1,7 +1,36 @@
 //! Floor 0: system calls, owned mappings, and the pointers that clearing writes through.
+//!
+//! Beside `clear/` the only floor that may name `unsafe`: everything it hands up is safe to call.
 #![allow(unsafe_code)]
 
-pub(crate) mod affinity;
+mod affinity;
 mod chunk;
+mod host_range;
+mod mapping;
+mod memfd;
+mod notify;
+mod numa;
+mod populate;
 
+pub(crate) use affinity::{allowed_cpus, pin_current_thread};
 pub(crate) use chunk::Chunk;
+pub use host_range::HostRange;
+pub(crate) use mapping::{Reservation, SharedMapping};
+pub(crate) use memfd::{file_identity, first_data, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
+pub(crate) use notify::CompletionFd;
+pub(crate) use numa::{bind_to_node, node_of, policy_node};
+pub(crate) use populate::populate;
+
+use std::io;
+
+/// The size of a base page in bytes.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: sysconf reads a constant of the running kernel and touches no memory of ours.
+    let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(answer).unwrap_or(4096)
+}
+
+/// The error number of the last failed call on this thread.
+fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}

@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::error::TopologyError;
-use crate::sys::affinity;
+use crate::sys;
 
 /// The distance of a node to itself (ACPI specification, System Locality Information Table).
 const LOCAL_DISTANCE: u32 = 10;
@@ -150,7 +150,7 @@ impl Topology {
     /// and [`TopologyError::Affinity`].
     pub fn detect() -> Result<Self, TopologyError> {
         let root = Path::new("/");
-        let allowed = affinity::allowed_cpus().map_err(|source| TopologyError::Affinity { source })?;
+        let allowed = sys::allowed_cpus().map_err(|source| TopologyError::Affinity { source })?;
         let machine = match Self::read(root) {
             // Neither sysfs nor procfs is mounted: the CPUs that we may use are what is known.
             Err(TopologyError::NoCpu { .. }) => Self::implicit(root, allowed.clone(), 0),
@@ -196,7 +196,7 @@ mod tests {
             println!("only one CPU is allowed: this proves little");
         }
         let pinned = std::thread::spawn(move || {
-            affinity::pin_current_thread(&expected[..1]).unwrap();
+            sys::pin_current_thread(&expected[..1]).unwrap();
             assert_eq!(allowed(&Topology::detect().unwrap()), expected);
         });
         pinned.join().unwrap();

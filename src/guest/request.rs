@@ -1,0 +1,180 @@
+//! A request: which memory, to what end, by when.
+
+use std::fmt;
+use std::time::Instant;
+
+use vm_memory::{GuestAddress, GuestAddressSpace};
+
+use super::clearing::{Numa, Source, SourceRegion};
+use super::host::HostSource;
+use super::memory::GuestSource;
+use crate::error::RequestError;
+use crate::job::{Lane, Terms};
+use crate::sys::HostRange;
+
+/// What the memory is zeroed for. Sets the strategy and what goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Intent {
+    /// A guest is about to start: [`Strategy::Populate`]; a shortage of pages ends the job.
+    Boot,
+    /// A guest has ended: [`Strategy::Overwrite`]; goes on whatever fails.
+    Teardown,
+    /// As teardown, but every other job goes first, chunk by chunk.
+    Background,
+}
+
+/// How bytes become zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// Overwrite every byte.
+    Overwrite,
+    /// Let the kernel hand out pages that are proved not to be there yet (they come zeroed), and
+    /// overwrite the rest. Afterwards all of it is present.
+    Populate,
+}
+
+/// Whether the bytes are read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Verify {
+    /// No.
+    #[default]
+    None,
+    /// Every byte, right after it was cleared. True for that moment only: that nobody writes afterwards
+    /// is what [`Quiesced`](crate::Quiesced) stands for.
+    Full,
+}
+
+/// A request to zero memory: built here, submitted with [`ZeroingService::submit`](crate::ZeroingService::submit).
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is submitted"]
+pub struct ZeroRequest {
+    target: Box<dyn Target>,
+    ranges: Option<Vec<(GuestAddress, u64)>>,
+    intent: Intent,
+    strategy: Option<Strategy>,
+    verify: Verify,
+    deadline: Option<Instant>,
+}
+
+impl ZeroRequest {
+    /// All of a guest's memory as it is now (a snapshot of a [`GuestMemoryAtomic`](vm_memory::GuestMemoryAtomic)),
+    /// for [`Intent::Teardown`]. The job keeps the snapshot alive until it is over.
+    ///
+    /// Memory seen through an IOMMU that is in use is refused at submission ([`RequestError::IommuView`]).
+    pub fn new<A>(memory: &A) -> Self
+    where
+        A: GuestAddressSpace,
+        A::M: 'static,
+        A::T: Send + Sync + 'static,
+    {
+        Self::over(Box::new(OfGuest(memory.memory())))
+    }
+
+    /// Raw host ranges, for VMMs with their own memory types. Dropping the last handle of the job
+    /// cancels it and waits for it.
+    pub fn host(ranges: impl IntoIterator<Item = HostRange>) -> Self {
+        Self::over(Box::new(OfHost(ranges.into_iter().collect())))
+    }
+
+    fn over(target: Box<dyn Target>) -> Self {
+        let verify = Verify::default();
+        Self { target, ranges: None, intent: Intent::Teardown, strategy: None, verify, deadline: None }
+    }
+
+    /// Only these ranges: guest physical address and length in bytes. They may overlap, cross from one
+    /// region into the next, and begin and end anywhere. (A request over host ranges has no guest
+    /// addresses, so there they are [`RequestError::NotGuestMemory`].)
+    pub fn ranges(mut self, ranges: impl IntoIterator<Item = (GuestAddress, u64)>) -> Self {
+        self.ranges = Some(ranges.into_iter().collect());
+        self
+    }
+
+    /// What the memory is zeroed for.
+    pub fn intent(mut self, intent: Intent) -> Self {
+        self.intent = intent;
+        self
+    }
+
+    /// Another strategy than the intent's own.
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.strategy = Some(strategy);
+        self
+    }
+
+    /// Whether to read the bytes back.
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// When to stop; what was not reached by then stays stale. A deadline that has passed already ends
+    /// the job before its first byte.
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    pub(crate) fn terms(&self) -> Terms {
+        Terms {
+            lane: if self.intent == Intent::Background { Lane::Background } else { Lane::Foreground },
+            deadline: self.deadline,
+            stop_on_shortage: self.intent == Intent::Boot,
+        }
+    }
+
+    pub(crate) fn purpose(&self) -> super::Purpose {
+        let own = if self.intent == Intent::Boot { Strategy::Populate } else { Strategy::Overwrite };
+        super::Purpose { strategy: self.strategy.unwrap_or(own), verify: self.verify }
+    }
+
+    pub(crate) fn plan(self, numa: &Numa) -> Result<Planned, RequestError> {
+        self.target.plan(self.ranges, numa)
+    }
+}
+
+/// A source, its regions, and whether dropping the last handle cancels the job.
+pub(crate) struct Planned {
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) regions: Vec<SourceRegion>,
+    pub(crate) cancel_on_drop: bool,
+}
+
+/// What a request is about, its type erased.
+trait Target: Send + fmt::Debug {
+    fn plan(self: Box<Self>, ranges: Option<Vec<(GuestAddress, u64)>>, numa: &Numa) -> Result<Planned, RequestError>;
+}
+
+struct OfGuest<T>(T);
+
+impl<T, M> Target for OfGuest<T>
+where
+    T: std::ops::Deref<Target = M> + Send + Sync + 'static,
+    M: vm_memory::GuestMemory + 'static,
+{
+    fn plan(self: Box<Self>, ranges: Option<Vec<(GuestAddress, u64)>>, numa: &Numa) -> Result<Planned, RequestError> {
+        let (source, regions) = GuestSource::plan(self.0, ranges, numa)?;
+        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: false })
+    }
+}
+
+impl<T> fmt::Debug for OfGuest<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("guest memory")
+    }
+}
+
+#[derive(Debug)]
+struct OfHost(Vec<HostRange>);
+
+impl Target for OfHost {
+    fn plan(self: Box<Self>, ranges: Option<Vec<(GuestAddress, u64)>>, numa: &Numa) -> Result<Planned, RequestError> {
+        if let Some(&(start, len)) = ranges.iter().flatten().find(|(_, len)| *len > 0) {
+            return Err(RequestError::NotGuestMemory { start: start.0, len, hole: start.0 });
+        }
+        let (source, regions) = HostSource::plan(self.0, numa);
+        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: true })
+    }
+}

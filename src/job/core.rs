@@ -1,0 +1,413 @@
+//! A job as the workers see it: claims, the books, and how it ends.
+//!
+//! # Why nothing is stored after the end, and nothing is published before the stores
+//!
+//! Every chunk is *claimed* (phase `Preparing`), prepared, *confirmed* (phase `Storing`), performed and
+//! *settled*. Claims are taken, confirmed and settled under the lock of the books, and so is the end:
+//! - a claim is confirmed only while the job has not ended and is not stopping, and the job is ended
+//!   over a worker's head (`abandon`) only when no claim is `Storing`. So no store follows the end;
+//! - `perform` returns after the fence, on the core that stored. `settle` then subtracts the chunk from
+//!   `left` with `AcqRel`; whoever brings `left` to zero has therefore acquired every worker's
+//!   subtraction, and publishes through `done` (release), which waiters read (acquire). So the stores
+//!   of all workers happen before a waiter sees the end, and before the eventfd becomes readable.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::work::{Prepared, Work, WorkRegion};
+use super::{Cause, Outcome, Outcomes, Progress, RangeReport, Report};
+use crate::clear::Method;
+use crate::error::JobError;
+use crate::extent::Extent;
+use crate::sys::CompletionFd;
+use crate::topology::NodeId;
+
+/// How long a stopping job waits for workers that have not come back from a page fault.
+const STALL_GRACE: Duration = Duration::from_millis(500);
+
+/// Which jobs go first. Looked at again after every chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    Foreground = 0,
+    Background = 1,
+}
+
+/// Why a job stops before its bytes are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum StopReason {
+    Cancelled = 1,
+    DeadlinePassed = 2,
+    ServiceClosed = 3,
+    /// A failure that ends the job: shortage while booting, a panic.
+    Failed = 4,
+}
+
+impl StopReason {
+    fn from_u8(value: u8) -> Option<Self> {
+        [Self::Cancelled, Self::DeadlinePassed, Self::ServiceClosed, Self::Failed]
+            .into_iter()
+            .find(|reason| *reason as u8 == value)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Preparing,
+    Storing,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    outcomes: Outcomes,
+    claims: Vec<(Extent, Phase)>,
+    ended: bool,
+    stopped_at: Option<Instant>,
+    first_failure: Option<(Extent, Cause)>,
+    local_bytes: u64,
+    remote_bytes: u64,
+    by_method: BTreeMap<Method, u64>,
+}
+
+/// How a job is to be run, apart from what it works on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) lane: Lane,
+    pub(crate) deadline: Option<Instant>,
+    /// Whether shortage of pages ends the job (boot) or only its range (teardown).
+    pub(crate) stop_on_shortage: bool,
+}
+
+/// A job as the workers see it. See the module's text for the protocol.
+#[derive(Debug)]
+pub(crate) struct JobCore {
+    regions: Vec<WorkRegion>,
+    terms: Terms,
+    started: Instant,
+    total: u64,
+    /// Bytes that nobody has finished with.
+    left: AtomicU64,
+    progress: AtomicU64,
+    stop: AtomicU8,
+    books: Mutex<Books>,
+    changed: Condvar,
+    /// Given up at the end, so that a handle to a finished job keeps no guest memory alive.
+    work: Mutex<Option<Arc<dyn Work>>>,
+    done: OnceLock<Result<Arc<Report>, JobError>>,
+    completion: CompletionFd,
+}
+
+impl JobCore {
+    /// A job over `regions`; one without bytes is over at once.
+    pub(crate) fn new(work: Arc<dyn Work>, regions: Vec<WorkRegion>, terms: Terms) -> io::Result<Arc<Self>> {
+        let total = regions.iter().map(|region| region.len).sum();
+        let core = Arc::new(Self {
+            regions,
+            terms,
+            started: Instant::now(),
+            total,
+            left: AtomicU64::new(total),
+            progress: AtomicU64::new(0),
+            stop: AtomicU8::new(0),
+            books: Mutex::default(),
+            changed: Condvar::new(),
+            work: Mutex::new(Some(work)),
+            done: OnceLock::new(),
+            completion: CompletionFd::new()?,
+        });
+        if total == 0 {
+            core.end(lock(&core.books), false);
+        }
+        Ok(core)
+    }
+
+    pub(crate) fn regions(&self) -> &[WorkRegion] {
+        &self.regions
+    }
+
+    pub(crate) fn lane(&self) -> Lane {
+        self.terms.lane
+    }
+
+    pub(crate) fn completion(&self) -> &CompletionFd {
+        &self.completion
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        Progress { done_bytes: self.progress.load(Ordering::Relaxed), total_bytes: self.total }
+    }
+
+    pub(crate) fn result(&self) -> Option<&Result<Arc<Report>, JobError>> {
+        self.done.get()
+    }
+
+    /// Asks the job to stop. The first reason counts; after the end it changes nothing.
+    pub(crate) fn stop(&self, reason: StopReason) {
+        if self.stop.compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            lock(&self.books).stopped_at = Some(Instant::now());
+            self.changed.notify_all();
+        }
+    }
+
+    fn stop_reason(&self) -> Option<StopReason> {
+        StopReason::from_u8(self.stop.load(Ordering::Acquire))
+    }
+
+    /// Claims a chunk for the calling worker; `None` if the job is over or stopping, and then the chunk is given up.
+    pub(crate) fn claim(self: &Arc<Self>, extent: Extent) -> Option<Claim> {
+        if self.terms.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            self.stop(StopReason::DeadlinePassed);
+        }
+        let work = lock(&self.work).clone();
+        let mut books = lock(&self.books);
+        match work {
+            Some(work) if !books.ended && self.stop_reason().is_none() => {
+                books.claims.push((extent, Phase::Preparing));
+                drop(books);
+                Some(Claim { core: Arc::clone(self), work: Some(work), extent, open: true })
+            }
+            _ => {
+                drop(books);
+                self.give_up(extent.len);
+                None
+            }
+        }
+    }
+
+    /// Whether a failure with this cause ends the whole job.
+    pub(crate) fn ends_on(&self, cause: &Cause) -> bool {
+        match cause {
+            Cause::Panicked => true,
+            Cause::Shortage { .. } => self.terms.stop_on_shortage,
+            _ => false,
+        }
+    }
+
+    /// Whether an extent of this job is still worth splitting.
+    pub(crate) fn is_running(&self) -> bool {
+        self.stop_reason().is_none() && self.done.get().is_none()
+    }
+
+    /// Bytes that will not be worked on any more.
+    pub(crate) fn give_up(&self, bytes: u64) {
+        if bytes > 0 && self.left.fetch_sub(bytes, Ordering::AcqRel) == bytes {
+            self.end(lock(&self.books), false);
+        }
+    }
+
+    /// Waits for the end, until `until` at the latest. Ends a stopping job over the head of workers that are stuck.
+    pub(crate) fn wait_until(&self, until: Option<Instant>) -> Option<Result<Arc<Report>, JobError>> {
+        loop {
+            let mut books = lock(&self.books);
+            if let Some(result) = self.done.get() {
+                return Some(result.clone());
+            }
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
+                return None;
+            }
+            let mut wake = until;
+            let mut wake_by = |at: Instant| wake = Some(wake.map_or(at, |earlier| earlier.min(at)));
+            match (books.stopped_at, self.terms.deadline) {
+                (Some(stopped), _) if now >= stopped + STALL_GRACE => {
+                    if books.claims.iter().all(|(_, phase)| *phase == Phase::Preparing) {
+                        self.end(books, true);
+                        continue;
+                    }
+                    // A store is under way: it ends within a chunk.
+                    wake_by(now + STALL_GRACE / 10);
+                }
+                (Some(stopped), _) => wake_by(stopped + STALL_GRACE),
+                (None, Some(deadline)) if now >= deadline => {
+                    drop(books);
+                    self.stop(StopReason::DeadlinePassed);
+                    continue;
+                }
+                (None, Some(deadline)) => wake_by(deadline),
+                (None, None) => {}
+            }
+            books = match wake {
+                Some(at) => {
+                    let timeout = at.saturating_duration_since(now);
+                    self.changed.wait_timeout(books, timeout).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(books).unwrap_or_else(PoisonError::into_inner),
+            };
+            drop(books);
+        }
+    }
+
+    /// The end, once: by whoever brought `left` to zero, or over the head of stuck workers.
+    fn end(&self, mut books: MutexGuard<'_, Books>, abandoned: bool) {
+        if std::mem::replace(&mut books.ended, true) {
+            return;
+        }
+        let in_flight: u64 = books.claims.iter().map(|(extent, _)| extent.len).sum();
+        for (extent, _) in std::mem::take(&mut books.claims) {
+            books.outcomes.record(extent, Outcome::InFlight);
+        }
+        let outcomes = std::mem::take(&mut books.outcomes);
+        let report = Arc::new(self.report(&books, &outcomes));
+        let first_failure = books.first_failure.take();
+        drop(books);
+
+        let work = lock(&self.work).take();
+        if let Some(work) = work {
+            work.finish(&self.regions, &outcomes);
+        }
+        let result = match (first_failure, self.stop_reason()) {
+            _ if report.is_all_zero() => Ok(report),
+            _ if abandoned => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
+            (Some((extent, cause)), _) => {
+                let start = self.address(&extent);
+                Err(JobError::Failed { start, len: extent.len, cause, report })
+            }
+            (None, Some(StopReason::DeadlinePassed)) => Err(JobError::DeadlinePassed { report }),
+            (None, Some(StopReason::ServiceClosed)) => Err(JobError::ServiceClosed { report }),
+            (None, _) => Err(JobError::Cancelled { report }),
+        };
+        tracing::debug!(bytes = self.total, all_zero = result.is_ok(), "job over");
+        // `end` runs once, so the cell is empty.
+        let _ = self.done.set(result);
+        // Whoever looked at `done` under the lock and found nothing is waiting by now.
+        drop(lock(&self.books));
+        self.changed.notify_all();
+        self.completion.signal();
+    }
+
+    fn address(&self, extent: &Extent) -> u64 {
+        self.regions.get(extent.region as usize).map_or(0, |region| region.address) + extent.start
+    }
+
+    fn report(&self, books: &Books, outcomes: &Outcomes) -> Report {
+        let mut report = Report {
+            total_bytes: self.total,
+            node_local_bytes: books.local_bytes,
+            node_remote_bytes: books.remote_bytes,
+            method: books.by_method.iter().max_by_key(|(_, bytes)| **bytes).map(|(method, _)| *method),
+            duration: self.started.elapsed(),
+            ..Report::default()
+        };
+        for (index, region) in self.regions.iter().enumerate() {
+            for (extent, outcome) in outcomes.of_region(index as u32, region.len) {
+                match outcome {
+                    Outcome::Erased => report.erased_bytes += extent.len,
+                    Outcome::ReadsZero => report.reads_zero_bytes += extent.len,
+                    _ => {}
+                }
+                report.ranges.push(RangeReport { start: self.address(&extent), len: extent.len, outcome });
+            }
+        }
+        report
+    }
+}
+
+/// A chunk in the hands of one worker. Dropped without being settled (a panic), it fails the job.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    core: Arc<JobCore>,
+    work: Option<Arc<dyn Work>>,
+    extent: Extent,
+    open: bool,
+}
+
+impl Claim {
+    pub(crate) fn prepare(&self) -> Result<Prepared, Cause> {
+        self.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(self.extent))
+    }
+
+    /// May the worker store? Asked after `prepare`, which may have taken long.
+    pub(crate) fn confirm(&self) -> bool {
+        let mut books = lock(&self.core.books);
+        if books.ended || self.core.stop_reason().is_some() {
+            return false;
+        }
+        let extent = self.extent;
+        if let Some(claim) = books.claims.iter_mut().find(|(held, _)| *held == extent) {
+            claim.1 = Phase::Storing;
+        }
+        true
+    }
+
+    /// Does the work, after `confirm` said yes.
+    pub(crate) fn perform(&self, prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause> {
+        match &self.work {
+            Some(work) => work.perform(self.extent, prepared),
+            None => Ok((Outcome::Untouched, None)),
+        }
+    }
+
+    /// Puts the claim back: the chunk will be claimed again, here or elsewhere.
+    pub(crate) fn hand_back(mut self) {
+        self.close(|_| {});
+    }
+
+    /// Gives the chunk up untouched: the job is stopping.
+    pub(crate) fn abandon(mut self) {
+        let (core, bytes) = (Arc::clone(&self.core), self.extent.len);
+        self.close(|_| {});
+        core.give_up(bytes);
+    }
+
+    /// Writes the outcome into the books. `local`: whether the worker sits on the node of the bytes.
+    pub(crate) fn settle(mut self, outcome: Outcome, method: Option<Method>, local: Option<bool>) {
+        self.settle_as(outcome, method, local);
+    }
+
+    fn settle_as(&mut self, outcome: Outcome, method: Option<Method>, local: Option<bool>) {
+        let extent = self.extent;
+        let core = Arc::clone(&self.core);
+        let stop = matches!(&outcome, Outcome::Failed(cause) if core.ends_on(cause));
+        self.close(|books| {
+            match local {
+                Some(true) => books.local_bytes += extent.len,
+                Some(false) => books.remote_bytes += extent.len,
+                None => {}
+            }
+            if let Some(method) = method {
+                *books.by_method.entry(method).or_default() += extent.len;
+            }
+            if let (Outcome::Failed(cause), None) = (&outcome, &books.first_failure) {
+                books.first_failure = Some((extent, cause.clone()));
+            }
+            books.outcomes.record(extent, outcome);
+        });
+        core.progress.fetch_add(extent.len, Ordering::Relaxed);
+        if stop {
+            core.stop(StopReason::Failed);
+        }
+        core.give_up(extent.len);
+    }
+
+    /// Lets go of the memory, then of the claim; `write` sees the books unless the job has ended meanwhile.
+    fn close(&mut self, write: impl FnOnce(&mut Books)) {
+        self.open = false;
+        // Before anybody can learn of the end, so that no finished job keeps guest memory alive.
+        self.work = None;
+        let mut books = lock(&self.core.books);
+        if !books.ended {
+            books.claims.retain(|(held, _)| *held != self.extent);
+            write(&mut books);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.open {
+            self.settle_as(Outcome::Failed(Cause::Panicked), None, None);
+        }
+    }
+}
+
+/// Whether bytes on `node` are local to a worker of `home`.
+pub(crate) fn locality(node: Option<NodeId>, home: NodeId) -> Option<bool> {
+    node.map(|node| node == home)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

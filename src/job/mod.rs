@@ -1,0 +1,99 @@
+//! Floor 3: a submitted request, its handle, and the report of what is zero and what is not.
+
+mod core;
+mod outcome;
+mod report;
+mod work;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use self::core::{Claim, JobCore, Lane, StopReason, Terms, locality};
+pub(crate) use outcome::Outcomes;
+pub use outcome::{Cause, Outcome};
+pub use report::{Progress, RangeReport, Report};
+pub(crate) use work::{Prepared, Work, WorkRegion};
+
+use crate::error::JobError;
+
+/// The handle of a submitted request. Clones are handles of the same job.
+///
+/// Dropping the last handle of a job over guest memory lets the job finish (it keeps the memory alive
+/// itself); over [`HostRange`](crate::HostRange)s it cancels the job and waits for it.
+#[derive(Debug, Clone)]
+pub struct Job {
+    handle: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    core: Arc<JobCore>,
+    cancel_on_drop: bool,
+    /// The process the workers live in.
+    process: u32,
+}
+
+impl Job {
+    pub(crate) fn new(core: Arc<JobCore>, cancel_on_drop: bool) -> Self {
+        Self { handle: Arc::new(Handle { core, cancel_on_drop, process: std::process::id() }) }
+    }
+
+    /// Waits until the job is over. May be called any number of times, from any thread.
+    ///
+    /// # Errors
+    ///
+    /// [`JobError`] if not every byte is zero; it carries the report that says which are.
+    pub fn wait(&self) -> Result<Arc<Report>, JobError> {
+        if self.handle.process != std::process::id() {
+            return Err(JobError::ForkedChild { submitted_in: self.handle.process, waited_in: std::process::id() });
+        }
+        loop {
+            if let Some(result) = self.handle.core.wait_until(None) {
+                return result;
+            }
+        }
+    }
+
+    /// Waits until the job is over, for `timeout` at most; `None` if it is not over by then.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Arc<Report>, JobError>> {
+        match Instant::now().checked_add(timeout) {
+            Some(until) => self.handle.core.wait_until(Some(until)),
+            None => Some(self.wait()),
+        }
+    }
+
+    /// Whether the job is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.handle.core.result().is_some()
+    }
+
+    /// Asks the job to stop: every worker stops after the chunk it holds (about 1 ms). What was not
+    /// reached stays stale. Cancelling a job that is over changes nothing.
+    pub fn cancel(&self) {
+        self.handle.core.stop(StopReason::Cancelled);
+    }
+
+    /// How far the job is. Never decreases.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.handle.core.progress()
+    }
+
+    /// A descriptor for `epoll` or `poll` that becomes readable when the job is over and stays so. It
+    /// need not be read. [`wait`](Job::wait) then returns at once.
+    #[must_use]
+    pub fn completion_fd(&self) -> BorrowedFd<'_> {
+        self.handle.core.completion().as_fd()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.cancel_on_drop && self.process == std::process::id() {
+            self.core.stop(StopReason::Cancelled);
+            while self.core.wait_until(None).is_none() {}
+        }
+    }
+}

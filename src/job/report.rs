@@ -1,0 +1,88 @@
+//! The account of a job: what is zero and what is not, exactly; how, how fast, how local.
+
+use std::time::Duration;
+
+use super::Outcome;
+use crate::clear::Method;
+
+/// What became of one run of bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct RangeReport {
+    /// First byte: a guest physical address for guest memory, a host address for
+    /// [`HostRange`](crate::HostRange)s, a byte offset into the pool for slabs.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// The account of a finished job. Its ranges cover every byte that was asked for exactly once, in
+/// ascending order within each region, coalesced.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Report {
+    /// The outcome of every range.
+    pub ranges: Vec<RangeReport>,
+    /// Bytes asked for.
+    pub total_bytes: u64,
+    /// Bytes that we overwrote.
+    pub erased_bytes: u64,
+    /// Bytes that read zero without a store of ours (fresh pages from the kernel).
+    pub reads_zero_bytes: u64,
+    /// Bytes handled by a worker of the node they lie on.
+    pub node_local_bytes: u64,
+    /// Bytes handled by a worker of another node.
+    pub node_remote_bytes: u64,
+    /// The method that overwrote most bytes; `None` if nothing was overwritten.
+    pub method: Option<Method>,
+    /// From submission to the end.
+    pub duration: Duration,
+}
+
+impl Report {
+    /// Bytes that are known to read zero.
+    #[must_use]
+    pub fn zero_bytes(&self) -> u64 {
+        self.erased_bytes + self.reads_zero_bytes
+    }
+
+    /// Whether every byte asked for is known to read zero.
+    #[must_use]
+    pub fn is_all_zero(&self) -> bool {
+        self.ranges.iter().all(|range| range.outcome.is_zero())
+    }
+
+    /// The share of bytes handled by a worker of their own node, 0.0 to 1.0, among those whose node is
+    /// known; 1.0 if none is.
+    #[must_use]
+    pub fn node_local_share(&self) -> f64 {
+        match self.node_local_bytes + self.node_remote_bytes {
+            0 => 1.0,
+            known => self.node_local_bytes as f64 / known as f64,
+        }
+    }
+
+    /// Zeroed bytes per second, in units of 10⁹; 0.0 for an empty job.
+    #[must_use]
+    pub fn gb_per_s(&self) -> f64 {
+        match self.duration.as_secs_f64() {
+            0.0 => 0.0,
+            seconds => self.zero_bytes() as f64 / seconds / 1e9,
+        }
+    }
+}
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Progress {
+    /// Bytes dealt with so far, never decreasing.
+    pub done_bytes: u64,
+    /// Bytes asked for.
+    pub total_bytes: u64,
+}

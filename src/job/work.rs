@@ -1,0 +1,44 @@
+//! What the pool asks of a kind of work. Clearing guest memory, clearing slabs and initialising the
+//! frame table are kinds of work; the pool knows none of them.
+
+use std::fmt;
+
+use super::{Cause, Outcome, Outcomes};
+use crate::clear::Method;
+use crate::extent::Extent;
+use crate::topology::NodeId;
+
+/// One region of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WorkRegion {
+    /// The address that reports give its first byte.
+    pub(crate) address: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+    /// The node its memory policy names, if it names one.
+    pub(crate) node: Option<NodeId>,
+    /// The page size in bytes: failures are narrowed down to one page.
+    pub(crate) page: u64,
+}
+
+/// What a worker found when it made a chunk ready.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Prepared {
+    /// The node the first page lies on, where that is known.
+    pub(crate) node: Option<NodeId>,
+    /// The pages were proved fresh before they were made present: they read zero already.
+    pub(crate) fresh: bool,
+}
+
+/// A kind of work on regions of bytes, done chunk by chunk by any worker.
+pub(crate) trait Work: Send + Sync + fmt::Debug {
+    /// Makes the chunk ready without changing a byte. May take long (a page fault may stall), and the
+    /// job may end meanwhile.
+    fn prepare(&self, chunk: Extent) -> Result<Prepared, Cause>;
+
+    /// Does the work. Called only while the job is running; the stores are fenced on return.
+    fn perform(&self, chunk: Extent, prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause>;
+
+    /// Told once, before anybody who waits: publishes what the outcomes prove.
+    fn finish(&self, _regions: &[WorkRegion], _outcomes: &Outcomes) {}
+}

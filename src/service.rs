@@ -1,0 +1,175 @@
+//! The service: CPU, topology and pinned workers behind one handle.
+
+use std::sync::Arc;
+
+use vm_memory::GuestAddressSpace;
+
+use crate::clear::{Clearer, CpuDescription, Method};
+use crate::error::{BuildError, RequestError};
+use crate::guest::{Clearing, Freshness, Intent, Numa, Planned, Purpose, SourceWork, Strategy, ZeroRequest};
+use crate::job::{Job, JobCore, Terms};
+use crate::pool::Pool;
+use crate::topology::Topology;
+
+/// Zeroes guest memory with workers pinned to the nodes of this machine.
+///
+/// Building it starts the workers and measures nothing; an idle service uses no CPU. Dropping it stops
+/// every job (what was not reached stays stale) and joins the workers; a worker stuck in a page fault is
+/// reported and left behind after two seconds, and stores nothing when it wakes.
+#[derive(Debug)]
+pub struct ZeroingService {
+    core: Arc<ServiceCore>,
+}
+
+/// The service as hugepage pools share it.
+#[derive(Debug)]
+pub(crate) struct ServiceCore {
+    topology: Topology,
+    clearing: Arc<Clearing>,
+    pool: Pool,
+}
+
+impl ServiceCore {
+    /// Submits a job over a source.
+    pub(crate) fn submit(&self, planned: Planned, purpose: Purpose, terms: Terms) -> Result<Job, RequestError> {
+        let Planned { source, regions, cancel_on_drop } = planned;
+        let freshness = match purpose.strategy {
+            Strategy::Populate => Freshness::of_process(regions.iter().map(|region| region.file.as_ref())),
+            Strategy::Overwrite => Freshness::default(),
+        };
+        let work_regions = regions.iter().map(|region| region.work).collect();
+        let clearing = Arc::clone(&self.clearing);
+        let work = Arc::new(SourceWork { source, regions, clearing, purpose, freshness });
+        let core = self.pool.submit(work, work_regions, terms)?;
+        Ok(Job::new(core, cancel_on_drop))
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl ZeroingService {
+    /// Settings for a service; the defaults suit a VMM.
+    #[must_use]
+    pub fn builder() -> ZeroingServiceBuilder {
+        ZeroingServiceBuilder::default()
+    }
+
+    /// Zeroes all of a guest's memory: the short form of [`submit`](Self::submit).
+    ///
+    /// Returns at once; the [`Job`] is the handle to wait on.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`]; nothing was touched then.
+    pub fn zero<A>(&self, memory: &A, intent: Intent) -> Result<Job, RequestError>
+    where
+        A: GuestAddressSpace,
+        A::M: 'static,
+        A::T: Send + Sync + 'static,
+    {
+        self.submit(ZeroRequest::new(memory).intent(intent))
+    }
+
+    /// Submits a request. Takes O(regions); the workers do the rest.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`]; nothing was touched then.
+    pub fn submit(&self, request: ZeroRequest) -> Result<Job, RequestError> {
+        self.core.pool.check_process()?;
+        let (purpose, terms) = (request.purpose(), request.terms());
+        let planned = request.plan(&self.core.clearing.numa)?;
+        self.core.submit(planned, purpose, terms)
+    }
+
+    /// The nodes the service works on.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.core.topology
+    }
+
+    /// How many workers run.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.core.pool.workers()
+    }
+
+    /// The method for a run of `len` bytes.
+    #[must_use]
+    pub fn method_for(&self, len: u64) -> Method {
+        self.core.clearing.clearer.method_for(len)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<ServiceCore> {
+        &self.core
+    }
+}
+
+impl Drop for ZeroingService {
+    fn drop(&mut self) {
+        self.core.pool.close();
+    }
+}
+
+/// Workers on each node unless the builder says otherwise. One core stores faster than a share of its
+/// memory controller; a few of them use it up.
+const WORKERS_PER_NODE: usize = 8;
+
+/// Settings for a [`ZeroingService`].
+#[derive(Debug, Default)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct ZeroingServiceBuilder {
+    method: Option<Method>,
+    cpu: Option<CpuDescription>,
+    topology: Option<Topology>,
+    workers_per_node: Option<usize>,
+}
+
+impl ZeroingServiceBuilder {
+    /// Clears by this method alone, instead of choosing by length.
+    pub fn method(mut self, method: Method) -> Self {
+        self.method = Some(method);
+        self
+    }
+
+    /// At most this many workers on each node with CPUs (8 unless said; never more than the node has
+    /// CPUs for us).
+    pub fn workers_per_node(mut self, workers: usize) -> Self {
+        self.workers_per_node = Some(workers);
+        self
+    }
+
+    /// A description of the CPU instead of what is detected. It can take methods away, not add any: what
+    /// the CPU lacks is refused all the same.
+    pub fn cpu(mut self, cpu: CpuDescription) -> Self {
+        self.cpu = Some(cpu);
+        self
+    }
+
+    /// A topology instead of [`Topology::detect`]: for a VMM that keeps some nodes or CPUs to itself.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = Some(topology);
+        self
+    }
+
+    /// Starts the service: detects CPU and topology, pins and starts the workers. About a millisecond.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; no thread is left running then.
+    pub fn build(self) -> Result<ZeroingService, BuildError> {
+        let cpu = self.cpu.unwrap_or_else(CpuDescription::detect);
+        let clearer = Clearer::new(self.method, &cpu)?;
+        let topology = self.topology.map_or_else(Topology::detect, Ok)?;
+        let numa = Numa::new(&topology);
+        let pool = Pool::start(&topology, self.workers_per_node.unwrap_or(WORKERS_PER_NODE))?;
+        let clearing = Arc::new(Clearing { clearer, numa });
+        Ok(ZeroingService { core: Arc::new(ServiceCore { topology, clearing, pool }) })
+    }
+}

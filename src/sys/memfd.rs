@@ -1,0 +1,92 @@
+//! Memory files: sealed against resizing, so that no peer can cut pages away under us.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
+
+/// `HUGETLBFS_MAGIC` of `linux/magic.h`.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// `TMPFS_MAGIC` of `linux/magic.h`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// A new memory file of `len` bytes, close-on-exec, whose size is final.
+///
+/// `hugepage`: `None` for base pages, or the hugepage size in bytes, a power of two. A new file holds
+/// no page, so all of it reads zero (`memfd_create(2)`).
+pub(crate) fn sealed_memfd(name: &CStr, len: u64, hugepage: Option<u64>) -> io::Result<File> {
+    let mut flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    if let Some(size) = hugepage {
+        flags |= libc::MFD_HUGETLB | size.trailing_zeros() << libc::MFD_HUGE_SHIFT;
+    }
+    // SAFETY: `name` is a C string that outlives the call.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: F_ADD_SEALS takes a number and touches no memory of ours.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// The hugepage size in bytes of a hugetlbfs file; `None` for any other file.
+pub(crate) fn hugetlb_page_size(file: &File) -> io::Result<Option<u64>> {
+    filesystem(file).map(|(kind, block)| (kind == HUGETLBFS_MAGIC).then_some(block))
+}
+
+/// The kind of file system a file lives on and its block size in bytes (`fstatfs(2)`).
+fn filesystem(file: &File) -> io::Result<(u64, u64)> {
+    // SAFETY: an all-zero statfs is a valid value of that plain C struct, and the call fills it.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and `found` outlives the call.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // The widths of these fields differ between C libraries.
+    #[allow(clippy::unnecessary_cast)]
+    Ok((found.f_type as u64, found.f_bsize as u64))
+}
+
+/// The inode number of a file: what tells two memory files apart.
+pub(crate) fn file_identity(file: &File) -> io::Result<u64> {
+    file.metadata().map(|found| found.ino())
+}
+
+/// Whether a file lives in memory (tmpfs, which memfds of base pages are made of).
+pub(crate) fn is_tmpfs(file: &File) -> bool {
+    filesystem(file).is_ok_and(|(kind, _)| kind == TMPFS_MAGIC)
+}
+
+/// The same file opened anew, read-only, with an offset of its own.
+pub(crate) fn reopen(file: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// The offset of the first data at or behind `from`; `None` if there is none up to the file's end.
+/// Moves the offset of `file` (`SEEK_DATA`, lseek(2)).
+pub(crate) fn first_data(file: &File, from: u64) -> io::Result<Option<u64>> {
+    let from = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
+    // SAFETY: lseek touches no memory of ours.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
+    match u64::try_from(found) {
+        Ok(offset) => Ok(Some(offset)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
+/// Whether the running kernel is of this version or newer.
+pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}
