@@ -19,10 +19,12 @@ fn this_machine_agrees_with_its_scheduler() {
     let topology = Topology::detect().unwrap();
     let mut cpus: Vec<u32> = topology.nodes().iter().flat_map(|node| node.allowed_cpus().to_vec()).collect();
     cpus.sort_unstable();
-    let online: Vec<u32> = allowed
-        .into_iter()
-        .filter(|cpu| Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists())
-        .collect();
+    let online = |cpu: &u32| {
+        let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+        Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists()
+            && fs::read_to_string(file).map_or(true, |online| online.trim() == "1")
+    };
+    let online: Vec<u32> = allowed.into_iter().filter(online).collect();
     assert_eq!(cpus, online);
     let memory = topology.nodes().iter().filter(|node| node.memory_allowed()).map(|node| node.id().0);
     assert_eq!(memory.collect::<Vec<u32>>(), expand(line("Mems_allowed_list:")));

@@ -20,9 +20,14 @@ pub(crate) fn allowed_cpus() -> io::Result<Vec<u32>> {
 
 /// The affinity of one thread; 0 stands for the calling thread.
 fn affinity_of(thread: libc::pid_t) -> io::Result<Vec<u32>> {
-    // Enough for 1024 CPUs. The kernel answers EINVAL when its own mask is longer: it may have 8192 CPUs,
-    // where the fixed `cpu_set_t` fails. A million is where we stop asking.
-    let mut mask: Vec<Word> = vec![0; 1024 / WORD_BITS];
+    // Enough for 1024 CPUs, as many as the fixed `cpu_set_t` holds.
+    affinity_from(thread, 1024 / WORD_BITS)
+}
+
+/// The same, asking with a mask of `words` first. The kernel answers EINVAL while its own mask is longer
+/// (it may have 8192 CPUs); a million is where we stop asking.
+fn affinity_from(thread: libc::pid_t, words: usize) -> io::Result<Vec<u32>> {
+    let mut mask: Vec<Word> = vec![0; words];
     loop {
         // SAFETY: the kernel writes at most the given number of bytes, which is the length of `mask`;
         // `mask` lives and is not otherwise used during the call. Only its start is typed `cpu_set_t`;
@@ -37,7 +42,7 @@ fn affinity_of(thread: libc::pid_t) -> io::Result<Vec<u32>> {
         if error.raw_os_error() != Some(libc::EINVAL) || mask.len() * WORD_BITS >= 1 << 20 {
             return Err(error);
         }
-        mask.resize(mask.len() * 2, 0);
+        mask.resize(mask.len() * 2 + 1, 0);
     }
     let words = mask.iter().zip((0u32..).step_by(WORD_BITS));
     Ok(words
@@ -87,6 +92,12 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_mask_too_short_for_the_machine_grows() {
+        // No machine has so few CPUs that an empty mask would do.
+        assert_eq!(affinity_from(0, 0).unwrap(), affinity_of(0).unwrap());
     }
 
     #[test]
