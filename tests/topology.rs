@@ -1,4 +1,10 @@
 //! The topology reader on hand-written trees and on this machine.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -295,6 +301,12 @@ fn nonsense_distances_are_replaced() {
     assert_eq!(distance("10 10", 0, 1), 10, "all equally near");
     assert_eq!(distance("10 99999999999999999999", 0, 1), 255);
     assert_eq!(distance("10 30", 0, 9), 20, "no such node");
+
+    // Equally near, yet the node itself comes first.
+    let topology = two_nodes().file("sys/devices/system/node/node0/distance", "10 10");
+    let topology = topology.file("sys/devices/system/node/node1/distance", "10 10").read();
+    assert_eq!(topology.nodes_by_distance(NodeId(1)), ids(&[1, 0]));
+    assert_eq!(topology.serving_nodes(NodeId(1)), ids(&[1, 0]));
 }
 
 #[test]

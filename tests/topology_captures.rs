@@ -1,4 +1,10 @@
 //! The topology reader on captures of real machines, compared with what hwloc's lstopo makes of them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

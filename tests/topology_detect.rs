@@ -1,4 +1,10 @@
 //! What of this machine the process may use: the scheduler and the cpuset have the word.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 use std::fs;
 use std::path::Path;
