@@ -87,7 +87,7 @@ enum Store {
     /// Any bytes.
     Bytes(Kernel),
     /// Whole lines only.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, unused_imports, reason = "no such kernels"))]
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no such kernels"))]
     Lines(Kernel),
 }
 
