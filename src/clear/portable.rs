@@ -1,5 +1,5 @@
-//! Ordinary stores written in Rust: the oracle's neighbour, the heads and tails of every other method, and
-//! all there is outside x86-64.
+//! Ordinary stores written in Rust: the heads and tails of every other method, and all there is outside
+//! x86-64 (where it is compiled but untested).
 
 /// Zeroes `ptr .. ptr + len` by volatile stores in ascending order, any alignment, any length.
 ///

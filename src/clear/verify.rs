@@ -1,6 +1,11 @@
 //! Looking for a byte that is not zero.
 
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::kernels::skip_zeroes;
 use crate::sys::Chunk;
+
+/// Bytes looked at in one step.
+const BLOCK: usize = 128;
 
 /// The offset of the first byte that is not zero. Says what was there when it looked: others may write
 /// before, while and after.
@@ -18,12 +23,6 @@ pub(crate) fn first_nonzero(chunk: &Chunk<'_>) -> Option<usize> {
         .find(|&at| unsafe { ptr.wrapping_add(at).read_volatile() } != 0)
         .or((found < blocks).then_some(found))
 }
-
-/// Bytes looked at in one step.
-const BLOCK: usize = 128;
-
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::kernels::skip_zeroes;
 
 /// The offset of the first `BLOCK` bytes that are not all zero, or `len`.
 ///
