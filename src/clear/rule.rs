@@ -8,8 +8,8 @@ use super::method::Method;
 ///
 /// Seen on Zen 5 with cold 2 MiB pages and one thread: `CLZERO` and vector stores take 78 GB/s in pieces of
 /// 64 KiB and 95 in pieces of 2 to 8 MiB, where `REP STOSB` takes 42 and 49; at 4 KiB all are alike, at
-/// 1 KiB non-temporal stores lose by half. One `REP STOSB` over a whole GiB stops reading lines and is as
-/// fast, but no chunk is that long. `MOVNTI` ends at 60: its eight stores a line bind it.
+/// 1 KiB non-temporal stores lose by half. One `REP STOSB` over a whole GiB is as fast as they are there, but
+/// no chunk is that long. `MOVNTI` ends at 60, the slowest of the non-temporal ones.
 pub(super) const COLD_FROM: u64 = 64 << 10;
 
 /// Where nothing is known about a CPU's non-temporal stores, they start at the size of its last cache, but
