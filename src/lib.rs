@@ -14,10 +14,7 @@ mod service;
 mod sys;
 mod topology;
 
-pub use clear::{CpuDescription, Method, Vendor};
-pub use error::{BuildError, JobError, MethodError, RequestError, TopologyError};
-pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
-pub use job::{Cause, Job, Outcome, Progress, RangeReport, Report};
-pub use service::{ZeroingService, ZeroingServiceBuilder};
-pub use sys::HostRange;
+pub use clear::{CpuDescription, Method};
+pub use error::{FrameError, MethodError, TopologyError};
+pub use frames::{FrameCounts, FrameTable, PageFrame, PageState, SectionState, Span};
 pub use topology::{Node, NodeId, NodeKind, Topology};
