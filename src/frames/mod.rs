@@ -5,11 +5,13 @@
 //! earlier when somebody asks for one of its frames. No thread is started and no clock is read here:
 //! whoever has threads calls [`FrameTable::initialise_section`].
 
+mod counts;
 mod state;
 mod table;
 mod transition;
 
-pub use state::{FrameCounts, PageState, SectionState};
+pub use counts::FrameCounts;
+pub use state::{PageState, SectionState};
 pub use table::{FrameTable, Span};
 pub use transition::PageFrame;
 

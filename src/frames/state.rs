@@ -54,22 +54,6 @@ pub enum SectionState {
     Ready,
 }
 
-/// How many frames of a node are in each state. Frames of pending sections are counted too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct FrameCounts {
-    /// Frames in [`PageState::Stale`].
-    pub stale: u64,
-    /// Frames in [`PageState::Zeroing`].
-    pub zeroing: u64,
-    /// Frames in [`PageState::Zero`].
-    pub zero: u64,
-    /// Frames in [`PageState::Leased`].
-    pub leased: u64,
-    /// Frames in [`PageState::Quarantined`].
-    pub quarantined: u64,
-}
-
 /// One page's descriptor: 64 bits, changed by compare-and-swap as a whole.
 ///
 /// | bits | meaning |

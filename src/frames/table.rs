@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crossbeam::utils::CachePadded;
-
-use super::state::{Descriptor, FrameCounts, PageState, SectionState};
+use super::counts::{Counts, FrameCounts};
+use super::state::{Descriptor, PageState, SectionState};
 use super::transition::PageFrame;
 use crate::error::FrameError;
 use crate::topology::NodeId;
@@ -56,23 +55,6 @@ struct SpanEntry {
 struct Section {
     started: AtomicBool,
     descriptors: OnceLock<Box<[AtomicU64]>>,
-}
-
-/// A span's frames per state, kept by presets and transitions.
-#[derive(Default)]
-pub(super) struct Counts(CachePadded<[AtomicU64; PageState::ALL.len()]>);
-
-impl Counts {
-    /// `frames` frames go from one state to the other. Called while they can still be seen in `from` only,
-    /// so that nobody can take them out of `to` before they were counted in: no count falls below zero.
-    pub(super) fn moved(&self, from: PageState, to: PageState, frames: u64) {
-        self.0[from as usize].fetch_sub(frames, Ordering::Relaxed);
-        self.0[to as usize].fetch_add(frames, Ordering::Relaxed);
-    }
-
-    fn of(&self, state: PageState) -> u64 {
-        self.0[state as usize].load(Ordering::Relaxed)
-    }
 }
 
 /// Where a frame is.
@@ -123,9 +105,8 @@ impl FrameTable {
             entries.push(entry);
         }
         let mut list = Vec::<Section>::new();
-        list.try_reserve_exact(sections as usize)
-            .map_err(|_| FrameError::TooManyFrames { frames, sections })?;
-        list.resize_with(sections as usize, Section::default);
+        let length = usize::try_from(sections).ok().filter(|length| list.try_reserve_exact(*length).is_ok());
+        list.resize_with(length.ok_or(FrameError::TooManyFrames { frames, sections })?, Section::default);
         Ok(Self {
             spans: entries.into_boxed_slice(),
             sections: list.into_boxed_slice(),
@@ -239,13 +220,7 @@ impl FrameTable {
     pub fn counts(&self, node: NodeId) -> Option<FrameCounts> {
         let mut spans = self.spans.iter().filter(|entry| entry.span.node == node).peekable();
         spans.peek()?;
-        Some(spans.fold(FrameCounts::default(), |sum, SpanEntry { counts, .. }| FrameCounts {
-            stale: sum.stale + counts.of(PageState::Stale),
-            zeroing: sum.zeroing + counts.of(PageState::Zeroing),
-            zero: sum.zero + counts.of(PageState::Zero),
-            leased: sum.leased + counts.of(PageState::Leased),
-            quarantined: sum.quarantined + counts.of(PageState::Quarantined),
-        }))
+        Some(spans.fold(FrameCounts::default(), |sum, entry| entry.counts.added_to(sum)))
     }
 
     /// The sections of a node, one range for each of its spans: what its workers are to initialise.
@@ -380,9 +355,7 @@ impl SpanEntry {
         }
         let end = span.first.checked_add(span.frames).ok_or(FrameError::SpanOverflow { span })?;
         let stale = Descriptor::new(PageState::Stale, span.node).ok_or(FrameError::NodeTooLarge { span })?;
-        let counts = Counts::default();
-        counts.0[PageState::Stale as usize].store(span.frames, Ordering::Relaxed);
-        Ok(Self { span, end, first_section, stale, counts })
+        Ok(Self { span, end, first_section, stale, counts: Counts::all_stale(span.frames) })
     }
 
     fn sections(&self) -> usize {
