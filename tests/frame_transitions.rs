@@ -245,28 +245,53 @@ fn no_page_is_in_two_leases() {
     assert_eq!(five(table.counts(NodeId(0))), (2 * SECTION - FRAMES, 0, FRAMES, 0, 0));
 }
 
-/// Two threads want the same pages at the same moment: one gets all of them, the other none.
+/// Two threads want the same pages at the same moment: one gets all of them, the other none. The ranges are
+/// long, so that the two really meet.
 #[test]
 fn of_two_that_want_the_same_pages_one_wins() {
-    let table = FrameTable::new(&[span(0, 0, 64)]).unwrap();
-    table.preset(0..64, Zero).unwrap();
-    for round in 0..2000 {
+    let table = FrameTable::new(&[span(0, 0, SECTION)]).unwrap();
+    table.preset(0..SECTION, Zero).unwrap();
+    for round in 0..300 {
         let begin = Barrier::new(2);
         let want = |range: Range<u64>| {
             begin.wait();
             table.transition(range, Zero, Leased, None).is_ok()
         };
         let (a, b) = thread::scope(|scope| {
-            let other = scope.spawn(|| want(8..64));
-            (want(0..48), other.join().unwrap())
+            let other = scope.spawn(|| want(1000..SECTION));
+            (want(0..3000), other.join().unwrap())
         });
         assert!(a != b, "round {round}: {a} and {b}");
-        let won = if a { 0..48 } else { 8..64 };
+        let won = if a { 0..3000 } else { 1000..SECTION };
         for (from, to) in [(Leased, Stale), (Stale, Zeroing), (Zeroing, Zero)] {
             table.transition(won.clone(), from, to, None).unwrap();
         }
-        assert_eq!(states(&table, 0..64), [Zero; 64]);
+        assert_eq!(five(table.counts(NodeId(0))), (0, 0, SECTION, 0, 0));
     }
+}
+
+/// Two threads side by side take page after page and pin one page again and again: no page is taken twice, no
+/// pin is lost.
+#[test]
+fn every_change_of_a_descriptor_counts_once() {
+    const PINS: u32 = 20_000;
+    let table = FrameTable::new(&[span(0, 0, 4 * SECTION)]).unwrap();
+    table.preset(0..1, Leased).unwrap();
+    let (begin, pinned) = (Barrier::new(2), Barrier::new(2));
+    let taken = || {
+        begin.wait();
+        let frame = table.frame(0).unwrap();
+        (0..PINS).for_each(|_| frame.pin(0).unwrap());
+        pinned.wait();
+        let take = |frame: &u64| table.transition(*frame..frame + 1, Stale, Zeroing, None).is_ok();
+        (1..4 * SECTION).filter(take).count() as u64
+    };
+    let (a, b) = thread::scope(|scope| {
+        let other = scope.spawn(taken);
+        (taken(), other.join().unwrap())
+    });
+    assert_eq!(table.frame(0).unwrap().pins(), 2 * PINS);
+    assert_eq!(a + b, 4 * SECTION - 1);
 }
 
 /// A recycle that fails at the last page (a device has it pinned) must not show the others as stale, not
@@ -288,11 +313,10 @@ fn a_refused_range_never_shows_a_page_in_the_new_state() {
             }
             stolen
         });
-        for _ in 0..20_000 {
-            let pinned = FrameError::Pinned { frame: 255, pins: 1 };
-            assert_eq!(table.transition(0..256, Leased, Stale, Some(0)), Err(pinned));
-        }
+        let pinned = Err(FrameError::Pinned { frame: 255, pins: 1 });
+        let refused = (0..20_000).all(|_| table.transition(0..256, Leased, Stale, Some(0)) == pinned);
         over.store(true, Ordering::Relaxed);
+        assert!(refused);
         assert_eq!(thief.join().unwrap(), 0);
     });
     assert_eq!(five(table.counts(NodeId(0))), (0, 0, 0, 256, 0));
