@@ -1,13 +1,16 @@
 //! What only the inside can show: bits, the moment of initialisation, the work list of the driver.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
 
 use super::state::Descriptor;
+use super::transition::update;
 use super::*;
+use crate::FrameError;
 use crate::topology::NodeId;
 
 const SECTION: u64 = FrameTable::SECTION_FRAMES;
@@ -101,7 +104,7 @@ fn a_preset_that_meets_the_initialisation_is_refused() {
     let table = FrameTable::new(&[span(0, 0, 2 * SECTION)]).unwrap();
     table.initialise_section(1).unwrap();
     let late = table.preset(SECTION - 1..SECTION + 1, PageState::Zero).unwrap_err();
-    assert!(matches!(late, crate::FrameError::PresetTooLate { section: 1, .. }), "{late}");
+    assert!(matches!(late, FrameError::PresetTooLate { section: 1, .. }), "{late}");
     // Neither half of it was kept.
     assert_eq!(table.frame(SECTION - 1).unwrap().state(), PageState::Stale);
     assert_eq!(table.counts(NodeId(0)).unwrap().zero, 0);
@@ -145,5 +148,56 @@ fn workers_initialise_every_section_exactly_once() {
     assert_eq!(table.ready_sections(), table.sections());
     for section in 0..table.sections() {
         assert_eq!(table.section_state(section), Ok(SectionState::Ready));
+    }
+}
+
+/// Somebody pins the page between the look at its descriptor and the swap: both pins count.
+#[test]
+fn a_descriptor_that_changed_meanwhile_is_looked_at_again() {
+    let descriptor = AtomicU64::new(PageState::Leased as u64);
+    let frame = PageFrame::new(0, &descriptor);
+    let looks = Cell::new(0);
+    update(&descriptor, |found| {
+        if looks.replace(looks.get() + 1) == 0 {
+            frame.pin(0)?;
+        }
+        Ok(found.with_pins(found.pins() + 1))
+    })
+    .unwrap();
+    assert_eq!(frame.pins(), 2);
+    assert!(looks.get() >= 2);
+}
+
+/// The test plays another transition that has secured frame 6. A transition of 0..8 gets up to there, shows
+/// nothing of itself meanwhile, and waits for the outcome: if the other one gives up it goes on, else it
+/// is refused and lets go of what it held.
+#[test]
+fn a_transition_that_meets_a_held_frame_waits_for_the_outcome() {
+    for outcome in [PageState::Stale, PageState::Zeroing] {
+        let table = FrameTable::new(&[span(0, 0, 10)]).unwrap();
+        let run = table.runs(0..10).next().unwrap();
+        let read = |frame: usize| Descriptor(run.descriptors[frame].load(Ordering::Acquire));
+        run.descriptors[6].store(read(6).held().0, Ordering::Release);
+        let done = thread::scope(|scope| {
+            let table = &table;
+            let waiting = scope.spawn(|| table.transition(0..8, PageState::Stale, PageState::Zeroing, None));
+            while read(5) == Descriptor(0) && !waiting.is_finished() {
+                thread::yield_now();
+            }
+            let seen: Vec<_> = (0..10).map(|frame| (read(frame).state(), read(frame).is_held())).collect();
+            run.descriptors[6].store(read(6).let_go().changed_to(outcome).0, Ordering::Release);
+            let expected: Vec<_> = (0..10).map(|frame| (PageState::Stale, frame < 7)).collect();
+            assert_eq!(seen, expected);
+            waiting.join().unwrap()
+        });
+        let now: Vec<PageState> = (0..8).map(|frame| read(frame).state()).collect();
+        if outcome == PageState::Stale {
+            assert_eq!((done, now), (Ok(()), vec![PageState::Zeroing; 8]));
+        } else {
+            let (expected, found) = (PageState::Stale, PageState::Zeroing);
+            assert_eq!(done, Err(FrameError::WrongState { frame: 6, expected, found }));
+            assert_eq!(now.iter().filter(|state| **state == PageState::Stale).count(), 7);
+        }
+        assert!((0..10).all(|frame| !read(frame).is_held()));
     }
 }

@@ -106,7 +106,7 @@ fn expect_generation(frame: u64, found: Descriptor, expected: u32) -> Result<(),
 }
 
 /// Compare-and-swaps a descriptor that nobody holds, until it worked or `change` refuses.
-fn update(
+pub(super) fn update(
     descriptor: &AtomicU64,
     change: impl Fn(Descriptor) -> Result<Descriptor, FrameError>,
 ) -> Result<(), FrameError> {
