@@ -1,0 +1,133 @@
+//! The guest: a KVM vCPU, or a host thread where KVM cannot be had.
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_ioctls::{Kvm, VmFd};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion};
+
+use crate::args::GuestArg;
+use crate::boot::{BootError, RamRange};
+use crate::kvm_guest::KvmGuest;
+use crate::thread_guest::ThreadGuest;
+
+/// A guest that cannot be started, or did not do what it was told.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// `/dev/kvm` is missing, closed to this user, or of no use.
+    #[error("{what}: {source}; run as a user who may open /dev/kvm, or with --guest thread")]
+    NoKvm {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A KVM call failed.
+    #[error("{what} failed: {source}")]
+    Kvm {
+        /// The ioctl.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The vCPU left the guest for a reason the programs give it none for.
+    #[error("the guest stopped unexpectedly: {0}")]
+    Exit(String),
+    /// The guest said that it was done before it was.
+    #[error("the guest ended {pieces} pieces of its RAM too early")]
+    Unfinished {
+        /// Pieces not done.
+        pieces: usize,
+    },
+    /// Guest RAM that the guest cannot work on.
+    #[error(transparent)]
+    Ram(#[from] BootError),
+    /// No memory for the boot slot.
+    #[error("cannot map the guest's boot slot: {0}")]
+    BootSlot(#[source] vm_memory::mmap::MmapRegionError),
+    /// Guest memory that the host cannot reach.
+    #[error("guest memory cannot be accessed: {0}")]
+    Memory(#[source] GuestMemoryError),
+}
+
+/// What guests run on.
+#[derive(Debug)]
+pub enum Machine {
+    /// KVM vCPUs.
+    Kvm(Kvm),
+    /// Host threads.
+    Threads,
+}
+
+impl Machine {
+    /// What `--guest` asks for. `notice` hears why `auto` did without KVM.
+    pub fn new(asked: GuestArg, notice: impl FnOnce(GuestError)) -> Result<Self, GuestError> {
+        match asked {
+            GuestArg::Thread => Ok(Self::Threads),
+            GuestArg::Kvm => open_kvm().map(Self::Kvm),
+            GuestArg::Auto => Ok(open_kvm().map(Self::Kvm).unwrap_or_else(|error| {
+                notice(error);
+                Self::Threads
+            })),
+        }
+    }
+
+    /// The name in the JSON object.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Kvm(_) => "kvm",
+            Self::Threads => "thread",
+        }
+    }
+}
+
+fn open_kvm() -> Result<Kvm, GuestError> {
+    let failed = |what| move |error: kvm_ioctls::Error| GuestError::NoKvm { what, source: error.into() };
+    let kvm = Kvm::new().map_err(failed("cannot open /dev/kvm"))?;
+    kvm.create_vm().map_err(failed("/dev/kvm is there but makes no VM"))?;
+    Ok(kvm)
+}
+
+/// One guest on `memory`.
+#[derive(Debug)]
+pub enum Guest<'a, M> {
+    /// On a vCPU.
+    Kvm(Box<KvmGuest>),
+    /// On the calling thread.
+    Thread(ThreadGuest<'a, M>),
+}
+
+impl<'a, M: GuestMemoryBackend> Guest<'a, M> {
+    /// Starts a guest whose RAM is all of `memory`; `register` makes KVM slots of it.
+    pub fn start(
+        machine: &Machine,
+        memory: &'a M,
+        register: impl FnOnce(&Arc<VmFd>) -> Result<(), GuestError>,
+    ) -> Result<Self, GuestError> {
+        let Machine::Kvm(kvm) = machine else {
+            return Ok(Self::Thread(ThreadGuest::new(memory)));
+        };
+        let vm = kvm.create_vm().map_err(|e| GuestError::Kvm { what: "KVM_CREATE_VM", source: e.into() })?;
+        let vm = Arc::new(vm);
+        register(&vm)?;
+        let ram: Vec<RamRange> =
+            memory.iter().map(|r| RamRange { base: r.start_addr().raw_value(), len: r.len() }).collect();
+        Ok(Self::Kvm(Box::new(KvmGuest::new(kvm, vm, &ram)?)))
+    }
+
+    /// Counts the 8-byte words of RAM that are not zero. `progress` hears of the bytes done.
+    pub fn scan(&mut self, progress: &dyn Fn(u64)) -> Result<u64, GuestError> {
+        match self {
+            Self::Kvm(guest) => guest.scan(progress),
+            Self::Thread(guest) => guest.scan(progress),
+        }
+    }
+
+    /// Writes `secret` into every 8-byte word of RAM. `progress` hears of the bytes done.
+    pub fn fill(&mut self, secret: u64, progress: &dyn Fn(u64)) -> Result<(), GuestError> {
+        match self {
+            Self::Kvm(guest) => guest.fill(secret, progress),
+            Self::Thread(guest) => guest.fill(secret, progress),
+        }
+    }
+}

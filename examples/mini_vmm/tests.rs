@@ -1,0 +1,1 @@
+//! Both guests, against memory with known contents.
