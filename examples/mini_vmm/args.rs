@@ -85,7 +85,9 @@ enum SizeError {
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoNumber(text) => write!(f, "{text:?} does not begin with a number; write 512M or 536870912"),
+            Self::NoNumber(text) => {
+                write!(f, "{text:?} does not begin with a number; write 512M or 536870912")
+            }
             Self::Unit(unit) => write!(f, "{unit:?} is no unit; the units are K, M, G and T"),
             Self::TooLarge(text) => write!(f, "{text} is more than 64 bits of bytes can count"),
             Self::NotPages(bytes) => {
@@ -115,7 +117,8 @@ fn parse_size(text: &str) -> Result<u64, SizeError> {
         _ => return Err(SizeError::Unit(unit.to_owned())),
     };
     let too_large = || SizeError::TooLarge(text.to_owned());
-    let bytes = number.parse::<u64>().map_err(|_| too_large())?.checked_mul(1 << shift).ok_or_else(too_large)?;
+    let bytes =
+        number.parse::<u64>().map_err(|_| too_large())?.checked_mul(1 << shift).ok_or_else(too_large)?;
     if bytes == 0 || bytes % SMALL_PAGE != 0 {
         return Err(SizeError::NotPages(bytes));
     }

@@ -43,6 +43,10 @@ const GIB: u64 = 1 << 30;
 const REACH: u64 = 512 * GIB;
 /// The guest says how far it is after each piece.
 pub const PIECE: u64 = 64 << 20;
+/// A 64-bit task-state segment without its port map.
+const TSS_BYTES: u32 = 104;
+/// The last byte of [`task_state`]: 256 ports and one byte more.
+pub const TSS_LIMIT: u32 = TSS_BYTES + 256 / 8;
 /// Present, writable, user: CPL 3 runs natively where ring 0 would be emulated.
 const TABLE: u64 = 0x7;
 /// The same, as a 2 MiB page.
@@ -59,6 +63,8 @@ pub struct BootImage {
     pub scan: u64,
     /// Entry of [`payload::FILL`].
     pub fill: u64,
+    /// The task-state segment, for TR.
+    pub tss: u64,
     /// The list of pieces, for RSI.
     pub list: u64,
     /// The PML4, for CR3.
@@ -86,6 +92,9 @@ impl BootImage {
         let mut bytes = payload::bytes(payload::SCAN);
         let fill = base + bytes.len() as u64;
         bytes.extend(payload::bytes(payload::FILL));
+        bytes.resize(bytes.len().next_multiple_of(256), 0);
+        let tss = base + bytes.len() as u64;
+        bytes.extend(task_state());
         pad(&mut bytes);
         let list = base + bytes.len() as u64;
         for piece in &pieces {
@@ -101,8 +110,20 @@ impl BootImage {
         let mapped: Vec<RamRange> = ram.iter().copied().chain([own]).collect();
         bytes.extend(page_tables(&mapped, tables));
         let pieces = pieces.iter().map(|piece| piece.len).collect();
-        Ok(Self { base, bytes, scan: base, fill, list, tables, pieces })
+        Ok(Self { base, bytes, scan: base, fill, tss, list, tables, pieces })
     }
+}
+
+/// A 64-bit task-state segment that allows the ports 0x00 to 0xff.
+///
+/// IOPL 3 allows them too, but a software-assisted KVM may forget IOPL and look here. Without a TSS
+/// of ours it would take guest RAM at address 0 for one, where zeros allow every port and a secret
+/// forbids them.
+fn task_state() -> [u8; TSS_LIMIT as usize + 1] {
+    let mut tss = [0; TSS_LIMIT as usize + 1];
+    tss[102] = TSS_BYTES as u8; // where the map of forbidden ports begins
+    tss[TSS_LIMIT as usize] = 0xff; // the map is read two bytes at a time
+    tss
 }
 
 /// RAM in pieces of at most [`PIECE`] bytes.

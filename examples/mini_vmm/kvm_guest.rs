@@ -6,13 +6,11 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
-use crate::boot::{BootImage, RamRange};
+use crate::boot::{BootImage, RamRange, TSS_LIMIT};
 use crate::guest::GuestError;
 use crate::payload;
 
@@ -70,7 +68,7 @@ impl KvmGuest {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
         vcpu.set_cpuid2(&cpuid).map_err(failed("KVM_SET_CPUID2"))?;
         let mut sregs = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
-        user_mode(&mut sregs, image.tables);
+        user_mode(&mut sregs, &image);
         vcpu.set_sregs(&sregs).map_err(failed("KVM_SET_SREGS"))?;
         Ok(Self { vcpu, shell: Shell { _vm: vm, _boot: boot }, image })
     }
@@ -92,8 +90,7 @@ impl KvmGuest {
 
     /// Runs the program at `entry` to its end and returns the number it reported.
     fn run(&mut self, entry: u64, rax: u64, progress: &dyn Fn(u64)) -> Result<u64, GuestError> {
-        let regs =
-            kvm_regs { rip: entry, rax, rsi: self.image.list, rflags: RFLAGS, ..kvm_regs::default() };
+        let regs = kvm_regs { rip: entry, rax, rsi: self.image.list, rflags: RFLAGS, ..kvm_regs::default() };
         self.vcpu.set_regs(&regs).map_err(failed("KVM_SET_REGS"))?;
         let mut pieces = self.image.pieces.iter();
         let mut low = 0;
@@ -132,8 +129,8 @@ impl KvmGuest {
     }
 }
 
-/// 64-bit mode at CPL 3 on the page tables at `tables`. No IDT: an exception ends the VM.
-fn user_mode(sregs: &mut kvm_sregs, tables: u64) {
+/// 64-bit mode at CPL 3. No IDT: an exception ends the VM.
+fn user_mode(sregs: &mut kvm_sregs, image: &BootImage) {
     let data = kvm_segment {
         selector: 0x2b,
         limit: u32::MAX,
@@ -150,8 +147,11 @@ fn user_mode(sregs: &mut kvm_sregs, tables: u64) {
     for segment in [&mut sregs.ss, &mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs] {
         *segment = data;
     }
+    // As at reset: present, a busy TSS. Only where it lies is ours.
+    sregs.tr.base = image.tss;
+    sregs.tr.limit = TSS_LIMIT;
     sregs.cr0 = CR0;
-    sregs.cr3 = tables;
+    sregs.cr3 = image.tables;
     sregs.cr4 = CR4;
     sregs.efer = EFER;
 }
