@@ -1,5 +1,6 @@
 //! The guest: a KVM vCPU, or a host thread where KVM cannot be had.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
@@ -42,6 +43,9 @@ pub enum GuestError {
     /// Guest RAM that the guest cannot work on.
     #[error(transparent)]
     Ram(#[from] BootError),
+    /// Guest RAM could not be registered with the VM.
+    #[error("guest RAM cannot be registered with KVM: {0}")]
+    Slots(#[source] Box<dyn Error + Send + Sync>),
     /// No memory for the boot slot.
     #[error("cannot map the guest's boot slot: {0}")]
     BootSlot(#[source] vm_memory::mmap::MmapRegionError),
@@ -90,29 +94,30 @@ fn open_kvm() -> Result<Kvm, GuestError> {
 
 /// One guest on `memory`.
 #[derive(Debug)]
-pub enum Guest<'a, M> {
+pub enum Guest<'a, M, S> {
     /// On a vCPU.
-    Kvm(Box<KvmGuest>),
+    Kvm(Box<KvmGuest<S>>),
     /// On the calling thread.
     Thread(ThreadGuest<'a, M>),
 }
 
-impl<'a, M: GuestMemoryBackend> Guest<'a, M> {
-    /// Starts a guest whose RAM is all of `memory`; `register` makes KVM slots of it.
-    pub fn start(
+impl<'a, M: GuestMemoryBackend, S> Guest<'a, M, S> {
+    /// Starts a guest whose RAM is all of `memory`; `register` makes the KVM slots of it that the
+    /// guest then holds.
+    pub fn start<E: Into<Box<dyn Error + Send + Sync>>>(
         machine: &Machine,
         memory: &'a M,
-        register: impl FnOnce(&Arc<VmFd>) -> Result<(), GuestError>,
+        register: impl FnOnce(&Arc<VmFd>) -> Result<S, E>,
     ) -> Result<Self, GuestError> {
         let Machine::Kvm(kvm) = machine else {
             return Ok(Self::Thread(ThreadGuest::new(memory)));
         };
         let vm = kvm.create_vm().map_err(|e| GuestError::Kvm { what: "KVM_CREATE_VM", source: e.into() })?;
         let vm = Arc::new(vm);
-        register(&vm)?;
+        let slots = register(&vm).map_err(|error| GuestError::Slots(error.into()))?;
         let ram: Vec<RamRange> =
             memory.iter().map(|r| RamRange { base: r.start_addr().raw_value(), len: r.len() }).collect();
-        Ok(Self::Kvm(Box::new(KvmGuest::new(kvm, vm, &ram)?)))
+        Ok(Self::Kvm(Box::new(KvmGuest::new(kvm, vm, slots, &ram)?)))
     }
 
     /// Counts the 8-byte words of RAM that are not zero. `progress` hears of the bytes done.

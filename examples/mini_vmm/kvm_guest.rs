@@ -24,10 +24,11 @@ const RFLAGS: u64 = 0x3002; // IOPL 3; bit 1 is always set; ascending string ope
 
 /// A VM whose one vCPU runs the two programs on the VM's RAM.
 ///
-/// Fields drop in order: the vCPU and the VM go before the boot slot's memory.
+/// Fields drop in order: the vCPU, the RAM slots (`S`), the VM, the boot slot's memory.
 #[derive(Debug)]
-pub struct KvmGuest {
+pub struct KvmGuest<S> {
     vcpu: VcpuFd,
+    slots: S,
     shell: Shell,
     image: BootImage,
 }
@@ -43,10 +44,10 @@ fn failed(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> GuestError {
     move |error| GuestError::Kvm { what, source: error.into() }
 }
 
-impl KvmGuest {
-    /// A guest in `vm`, whose RAM the caller has registered, or registers before the first run.
+impl<S> KvmGuest<S> {
+    /// A guest in `vm`, whose RAM the caller has registered as `slots`.
     /// The boot slot takes the last slot number there is, and memory above `ram`.
-    pub fn new(kvm: &Kvm, vm: Arc<VmFd>, ram: &[RamRange]) -> Result<Self, GuestError> {
+    pub fn new(kvm: &Kvm, vm: Arc<VmFd>, slots: S, ram: &[RamRange]) -> Result<Self, GuestError> {
         let image = BootImage::new(ram)?;
         // KVM asks for this on Intel before the first vCPU exists.
         vm.set_tss_address(KVM_OWN_PAGES).map_err(failed("KVM_SET_TSS_ADDR"))?;
@@ -70,7 +71,7 @@ impl KvmGuest {
         let mut sregs = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
         user_mode(&mut sregs, &image);
         vcpu.set_sregs(&sregs).map_err(failed("KVM_SET_SREGS"))?;
-        Ok(Self { vcpu, shell: Shell { _vm: vm, _boot: boot }, image })
+        Ok(Self { vcpu, slots, shell: Shell { _vm: vm, _boot: boot }, image })
     }
 
     /// Counts the 8-byte words of RAM that are not zero.
@@ -84,8 +85,8 @@ impl KvmGuest {
     }
 
     /// Ends the vCPU's life: nothing runs it any more, since running it takes `&mut self`.
-    pub fn stop(self) -> (VcpuFd, Shell) {
-        (self.vcpu, self.shell)
+    pub fn stop(self) -> (VcpuFd, S, Shell) {
+        (self.vcpu, self.slots, self.shell)
     }
 
     /// Runs the program at `entry` to its end and returns the number it reported.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::Parser;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
-use args::{Args, GuestArg};
+use args::Args;
 use guest::{Guest, Machine};
 use identity::Identity;
 use progress::Progress;

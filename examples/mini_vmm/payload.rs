@@ -76,7 +76,7 @@ mod tests {
         for program in [SCAN, FILL] {
             let code = bytes(program);
             let mut formatter = GasFormatter::new();
-            formatter.options_mut().set_branch_leading_zeros(false);
+            formatter.options_mut().set_uppercase_hex(false);
             let mut found = Vec::new();
             for instruction in &mut Decoder::new(64, &code, DecoderOptions::NONE) {
                 let mut text = String::new();
