@@ -77,6 +77,7 @@ mod tests {
             let code = bytes(program);
             let mut formatter = GasFormatter::new();
             formatter.options_mut().set_uppercase_hex(false);
+            formatter.options_mut().set_branch_leading_zeros(false);
             let mut found = Vec::new();
             for instruction in &mut Decoder::new(64, &code, DecoderOptions::NONE) {
                 let mut text = String::new();

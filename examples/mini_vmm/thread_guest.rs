@@ -27,8 +27,8 @@ impl<'a, M: GuestMemoryBackend> ThreadGuest<'a, M> {
         self.for_each_run(progress, |region, at, len| {
             let run = &mut buffer[..len];
             region.read_slice(run, at).map_err(GuestError::Memory)?;
-            let words = run.chunks(8).filter(|word| word.iter().any(|byte| *byte != 0));
-            found += words.count() as u64;
+            let (words, _) = run.as_chunks::<8>();
+            found += words.iter().filter(|word| **word != [0; 8]).count() as u64;
             Ok(())
         })?;
         Ok(found)
