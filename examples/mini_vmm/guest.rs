@@ -1,6 +1,7 @@
 //! The guest: a KVM vCPU, or a host thread where KVM cannot be had.
 
 use std::error::Error;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::Arc;
 
@@ -15,10 +16,12 @@ use crate::thread_guest::ThreadGuest;
 /// A guest that cannot be started, or did not do what it was told.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// `/dev/kvm` is missing, closed to this user, or of no use.
-    #[error("{what}: {source}; run as a user who may open /dev/kvm, or with --guest thread")]
+    /// KVM is missing, closed to this user, or of no use.
+    #[error("{path:?} {what}: {source}; run as a user who may open it, or with --guest thread")]
     NoKvm {
-        /// What was tried.
+        /// KVM's device.
+        path: CString,
+        /// What it did not do.
         what: &'static str,
         /// What the kernel said.
         source: io::Error,
@@ -54,6 +57,9 @@ pub enum GuestError {
     Memory(#[source] GuestMemoryError),
 }
 
+/// Where the kernel offers KVM.
+pub const DEV_KVM: &CStr = c"/dev/kvm";
+
 /// What guests run on.
 #[derive(Debug)]
 pub enum Machine {
@@ -64,12 +70,12 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// What `--guest` asks for. `notice` hears why `auto` did without KVM.
-    pub fn new(asked: GuestArg, notice: impl FnOnce(GuestError)) -> Result<Self, GuestError> {
+    /// What `--guest` asks for, on the KVM at `path`. `notice` hears why `auto` did without KVM.
+    pub fn new(asked: GuestArg, path: &CStr, notice: impl FnOnce(GuestError)) -> Result<Self, GuestError> {
         match asked {
             GuestArg::Thread => Ok(Self::Threads),
-            GuestArg::Kvm => open_kvm().map(Self::Kvm),
-            GuestArg::Auto => Ok(open_kvm().map(Self::Kvm).unwrap_or_else(|error| {
+            GuestArg::Kvm => open_kvm(path).map(Self::Kvm),
+            GuestArg::Auto => Ok(open_kvm(path).map(Self::Kvm).unwrap_or_else(|error| {
                 notice(error);
                 Self::Threads
             })),
@@ -85,10 +91,12 @@ impl Machine {
     }
 }
 
-fn open_kvm() -> Result<Kvm, GuestError> {
-    let failed = |what| move |error: kvm_ioctls::Error| GuestError::NoKvm { what, source: error.into() };
-    let kvm = Kvm::new().map_err(failed("cannot open /dev/kvm"))?;
-    kvm.create_vm().map_err(failed("/dev/kvm is there but makes no VM"))?;
+fn open_kvm(path: &CStr) -> Result<Kvm, GuestError> {
+    let failed = |what| {
+        move |error: kvm_ioctls::Error| GuestError::NoKvm { path: path.into(), what, source: error.into() }
+    };
+    let kvm = Kvm::new_with_path(path).map_err(failed("cannot be opened"))?;
+    kvm.create_vm().map_err(failed("makes no VM"))?;
     Ok(kvm)
 }
 

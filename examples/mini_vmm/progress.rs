@@ -14,13 +14,13 @@ impl Progress {
     /// A bar over `bytes` bytes of work.
     pub fn new(bytes: u64, visible: bool) -> Self {
         let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let template = "{msg:28} {wide_bar} {bytes:>11} / {total_bytes} {bytes_per_sec}";
+        let template = "{wide_bar} {binary_bytes} of {binary_total_bytes}, {msg}";
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::with_draw_target(Some(bytes), target).with_style(style);
         Self { bar }
     }
 
-    /// Says what goes on: `"cycle 2, VM A fills"`.
+    /// Says what goes on: `"cycle 2: VM A scans"`.
     pub fn phase(&self, text: impl Into<String>) {
         self.bar.set_message(text.into());
     }

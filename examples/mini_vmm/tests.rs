@@ -4,10 +4,11 @@ use std::fs::File;
 use std::sync::Mutex;
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use vmm_sys_util::tempfile::TempFile;
 
 use crate::args::GuestArg;
-use crate::guest::{Guest, GuestError, Machine};
+use crate::guest::{DEV_KVM, Guest, GuestError, Machine};
 use crate::identity::Identity;
 
 type Memory = GuestMemoryMmap<()>;
@@ -17,8 +18,8 @@ const GIB: u64 = 1 << 30;
 
 /// Host threads and, where it can be had, KVM.
 fn machines() -> Vec<Machine> {
-    let mut machines = vec![Machine::new(GuestArg::Thread, |_| ()).unwrap()];
-    match Machine::new(GuestArg::Kvm, |_| ()) {
+    let mut machines = vec![Machine::new(GuestArg::Thread, DEV_KVM, |_| ()).unwrap()];
+    match Machine::new(GuestArg::Kvm, DEV_KVM, |_| ()) {
         Ok(machine) => machines.push(machine),
         Err(error) => eprintln!("SKIPPED for KVM: {error}"),
     }
@@ -133,8 +134,49 @@ fn guests_at_once_see_their_own_memory() {
 }
 
 #[test]
+fn without_kvm_auto_says_so_and_takes_threads() {
+    let nowhere = c"/nonexistent/kvm";
+    let mut heard = None;
+    let machine = Machine::new(GuestArg::Auto, nowhere, |error| heard = Some(error.to_string())).unwrap();
+    assert_eq!(machine.name(), "thread");
+    let heard = heard.unwrap();
+    assert!(heard.contains("/nonexistent/kvm") && heard.contains("No such file"), "{heard}");
+    // /dev/null opens, but is no KVM.
+    for path in [nowhere, c"/dev/null"] {
+        let error = Machine::new(GuestArg::Kvm, path, |_| ()).unwrap_err();
+        assert!(matches!(error, GuestError::NoKvm { .. }), "{error}");
+    }
+}
+
+extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// Signals end KVM_RUN with EINTR, between instructions and before a vCPU is entered.
+#[test]
+fn signals_do_not_end_a_guest() {
+    let Ok(machine @ Machine::Kvm(_)) = Machine::new(GuestArg::Kvm, DEV_KVM, |_| ()) else {
+        eprintln!("SKIPPED: no KVM");
+        return;
+    };
+    let signal = SIGRTMIN();
+    register_signal_handler(signal, nothing).unwrap();
+    let thread = std::thread::spawn(move || {
+        let memory = Memory::from_ranges(&[(GuestAddress(0), (8 * MIB) as usize)]).unwrap();
+        let mut guest = start(&machine, &memory);
+        for secret in 0..50 {
+            guest.fill(secret, &|_| ()).unwrap();
+            assert_eq!(guest.scan(&|_| ()).unwrap(), if secret == 0 { 0 } else { MIB });
+        }
+    });
+    while !thread.is_finished() {
+        thread.kill(signal).unwrap();
+        std::thread::yield_now();
+    }
+    thread.join().unwrap();
+}
+
+#[test]
 fn ram_out_of_the_guests_reach_is_an_error() {
-    let Ok(machine @ Machine::Kvm(_)) = Machine::new(GuestArg::Kvm, |_| ()) else {
+    let Ok(machine @ Machine::Kvm(_)) = Machine::new(GuestArg::Kvm, DEV_KVM, |_| ()) else {
         eprintln!("SKIPPED: no KVM");
         return;
     };
@@ -146,7 +188,7 @@ fn ram_out_of_the_guests_reach_is_an_error() {
 /// RAM without a memory slot: the guest's first access goes nowhere.
 #[test]
 fn a_guest_that_stops_early_is_an_error() {
-    let Ok(machine @ Machine::Kvm(_)) = Machine::new(GuestArg::Kvm, |_| ()) else {
+    let Ok(machine @ Machine::Kvm(_)) = Machine::new(GuestArg::Kvm, DEV_KVM, |_| ()) else {
         eprintln!("SKIPPED: no KVM");
         return;
     };
