@@ -34,6 +34,12 @@ pub enum GuestError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The kernel could not make a page of the guest's memory present.
+    #[error(
+        "the guest touched memory that the host cannot provide (KVM_RUN: EFAULT): \
+         is a hugepage missing, or a file behind guest RAM too short?"
+    )]
+    NotBacked,
     /// The vCPU left the guest for a reason the programs give it none for.
     #[error("the guest stopped unexpectedly: {0}")]
     Exit(String),
@@ -79,6 +85,22 @@ impl Machine {
                 notice(error);
                 Self::Threads
             })),
+        }
+    }
+
+    /// How guests scan, for the table.
+    pub fn scans_by(&self) -> &'static str {
+        match self {
+            Self::Kvm(_) => "guest's repe scasq",
+            Self::Threads => "thread's reads",
+        }
+    }
+
+    /// How guests fill, for the table.
+    pub fn fills_by(&self) -> &'static str {
+        match self {
+            Self::Kvm(_) => "guest's rep stosq",
+            Self::Threads => "thread's writes",
         }
     }
 

@@ -109,3 +109,29 @@ fn frames_of(pagemap: &File, address: u64, len: u64) -> Option<Vec<u64>> {
     });
     entries.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(offset: Option<u64>, frame: Option<u64>) -> Identity {
+        let runs = offset.map(|offset| vec![Run { device: 1, inode: 2, offset, len: 4096 }]);
+        Identity { runs, frames: frame.map(|frame| vec![frame]) }
+    }
+
+    #[test]
+    fn what_is_known_of_both_must_agree_and_something_must_be_known() {
+        let same = |a: (Option<u64>, Option<u64>), b: (Option<u64>, Option<u64>)| {
+            identity(a.0, a.1).same_pages(&identity(b.0, b.1))
+        };
+        let (zero, one) = (Some(0), Some(1));
+        assert!(same((zero, one), (zero, one)));
+        assert!(same((zero, None), (zero, one)), "an ordinary user sees no frames");
+        assert!(same((None, one), (None, one)));
+        assert!(!same((zero, one), (one, one)));
+        assert!(!same((zero, one), (zero, zero)), "the file's pages were replaced");
+        assert!(!same((zero, None), (one, None)));
+        assert!(!same((None, None), (None, None)), "nothing is proved");
+        assert!(!same((zero, None), (None, one)), "nothing is comparable");
+    }
+}

@@ -101,6 +101,7 @@ impl<S> KvmGuest<S> {
                 Ok(exit) => return Err(GuestError::Exit(format!("{exit:x?}"))),
                 // A signal for the VMM's thread.
                 Err(error) if error.errno() == libc::EINTR => continue,
+                Err(error) if error.errno() == libc::EFAULT => return Err(GuestError::NotBacked),
                 Err(error) => return Err(failed("KVM_RUN")(error)),
             };
             match port {
@@ -116,8 +117,9 @@ impl<S> KvmGuest<S> {
         }
     }
 
-    /// KVM completes an OUT when the vCPU is entered next, which would move the RIP of the next
-    /// program: enters the kernel without entering the guest.
+    /// An OUT is complete, and the registers are consistent, only when the vCPU is entered next
+    /// (KVM API, KVM_EXIT_IO): enters the kernel without entering the guest, before the registers are
+    /// set for another program.
     fn finish_out(&mut self) -> Result<(), GuestError> {
         self.vcpu.set_kvm_immediate_exit(1);
         let ended = match self.vcpu.run() {

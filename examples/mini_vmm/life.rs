@@ -52,15 +52,14 @@ pub fn live(args: &Args, machine: &Machine, vm: u32, progress: &Progress) -> Res
             life.samples.push(Sample { phase, bytes: args.memory, seconds, method, node_local_share: None });
             Ok::<_, GuestError>(found)
         };
-        let scanning = "repe scasq";
         // A secret of its own for each memory and cycle, with no word of it zero.
         let secret = 0x5ec2_e700_0000_0001 | u64::from(vm) << 32 | u64::from(cycle) << 1;
 
         // SAFETY: both guests end, and their VMs with them, before `memory` does.
         let register = |vm: &Arc<VmFd>| unsafe { crate::slots::register_ram(vm, &memory) };
         let mut a = Guest::start(machine, &memory, register)?;
-        let first = timed(Phase::FirstScan, scanning, &mut || a.scan(&advance))?;
-        timed(Phase::Fill, "rep stosq", &mut || a.fill(secret, &advance).map(|()| 0))?;
+        let first = timed(Phase::FirstScan, machine.scans_by(), &mut || a.scan(&advance))?;
+        timed(Phase::Fill, machine.fills_by(), &mut || a.fill(secret, &advance).map(|()| 0))?;
         let identity = Identity::of(&memory)?;
         if let Guest::Kvm(guest) = a {
             let (vcpu, (), shell) = guest.stop();
@@ -73,7 +72,7 @@ pub fn live(args: &Args, machine: &Machine, vm: u32, progress: &Progress) -> Res
             zero = (args.memory, start.elapsed().as_secs_f64());
         }
         let mut b = Guest::start(machine, &memory, register)?;
-        let reuse = timed(Phase::ReuseScan, scanning, &mut || b.scan(&advance))?;
+        let reuse = timed(Phase::ReuseScan, machine.scans_by(), &mut || b.scan(&advance))?;
         life.cycles.push(Cycle {
             vm,
             first_scan_nonzero_words: first,

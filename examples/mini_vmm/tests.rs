@@ -198,6 +198,19 @@ fn a_guest_that_stops_early_is_an_error() {
     assert!(matches!(error, GuestError::Exit(_) | GuestError::Kvm { .. }), "{error}");
 }
 
+/// RAM behind the end of its file.
+#[test]
+fn memory_that_the_host_cannot_provide_is_an_error() {
+    let Ok(machine @ Machine::Kvm(_)) = Machine::new(GuestArg::Kvm, DEV_KVM, |_| ()) else {
+        eprintln!("SKIPPED: no KVM");
+        return;
+    };
+    let file = TempFile::new().unwrap().into_file();
+    let memory = mapped(&file, 0, MIB);
+    let error = start(&machine, &memory).scan(&|_| ()).unwrap_err();
+    assert!(matches!(error, GuestError::NotBacked), "{error}");
+}
+
 fn mapped(file: &File, offset: u64, len: u64) -> Memory {
     let place = FileOffset::new(file.try_clone().unwrap(), offset);
     Memory::from_ranges_with_files([(GuestAddress(0), len as usize, Some(place))]).unwrap()
