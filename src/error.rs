@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::clear::Method;
 use crate::frames::{PageState, Span};
+use crate::job::{Cause, Report};
 
 /// A clearing method was asked for that cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -14,7 +14,11 @@ mod service;
 mod sys;
 mod topology;
 
-pub use clear::{CpuDescription, Method};
-pub use error::{FrameError, MethodError, TopologyError};
+pub use clear::{CpuDescription, Method, Vendor};
+pub use error::{BuildError, FrameError, JobError, MethodError, RequestError, TopologyError};
 pub use frames::{FrameCounts, FrameTable, PageFrame, PageState, SectionState, Span};
+pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
+pub use job::{Cause, Job, Outcome, Progress, RangeReport, Report};
+pub use service::{ZeroingService, ZeroingServiceBuilder};
+pub use sys::HostRange;
 pub use topology::{Node, NodeId, NodeKind, Topology};

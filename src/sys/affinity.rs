@@ -58,7 +58,6 @@ fn affinity_from(thread: libc::pid_t, words: usize) -> io::Result<Vec<u32>> {
 ///
 /// What `sched_setaffinity` answers: `EINVAL` when none of the CPUs is in the cpuset (or the list is
 /// empty), `EPERM` in some sandboxes. The thread's affinity is then as before.
-#[cfg_attr(not(test), expect(dead_code))]
 pub(crate) fn pin_current_thread(cpus: &[u32]) -> io::Result<()> {
     let words = cpus.iter().max().map_or(0, |last| *last as usize / WORD_BITS + 1);
     let mut mask: Vec<Word> = vec![0; words.max(1)];
