@@ -99,13 +99,17 @@ pub enum BuildError {
     #[error(transparent)]
     Method(#[from] MethodError),
     /// No worker is left to start.
-    #[error("{asked} workers per node were asked for; a service needs at least one (leave the setting out for the default)")]
+    #[error(
+        "{asked} workers per node were asked for; a service needs at least one (leave the setting out for the default)"
+    )]
     NoWorkers {
         /// What was asked.
         asked: usize,
     },
     /// The host refused to start even one worker thread.
-    #[error("could not start any of {asked} worker threads: {source}; raise the limit on threads (RLIMIT_NPROC, pids.max)")]
+    #[error(
+        "could not start any of {asked} worker threads: {source}; raise the limit on threads (RLIMIT_NPROC, pids.max)"
+    )]
     Spawn {
         /// How many workers were wanted.
         asked: usize,
@@ -137,7 +141,9 @@ pub enum RequestError {
         alignment: u64,
     },
     /// Part of a range is not guest memory.
-    #[error("the range {start:#x} + {len:#x} leaves guest memory at {hole:#x}; pass ranges inside the regions")]
+    #[error(
+        "the range {start:#x} + {len:#x} leaves guest memory at {hole:#x}; pass ranges inside the regions"
+    )]
     NotGuestMemory {
         /// First byte asked for.
         start: u64,
@@ -150,7 +156,9 @@ pub enum RequestError {
     #[error("this memory is an IOMMU view; pass the physical memory behind it")]
     IommuView,
     /// The region has no host address (guest_memfd, a device region).
-    #[error("guest memory at {address:#x} has no host address (guest_memfd?); the kernel zeroes such memory itself")]
+    #[error(
+        "guest memory at {address:#x} has no host address (guest_memfd?); the kernel zeroes such memory itself"
+    )]
     NoHostAddress {
         /// Guest physical address.
         address: u64,
@@ -159,7 +167,9 @@ pub enum RequestError {
     #[error("the service has been dropped; build another one")]
     Closed,
     /// Called in a child made by `fork`, where the workers do not exist.
-    #[error("the service was built in process {built_in} and has no workers in its forked child {called_in}; build a service there")]
+    #[error(
+        "the service was built in process {built_in} and has no workers in its forked child {called_in}; build a service there"
+    )]
     ForkedChild {
         /// The process that built the service.
         built_in: u32,
@@ -217,7 +227,9 @@ pub enum JobError {
         report: Arc<Report>,
     },
     /// Waited for in a child made by `fork`, where the workers do not exist.
-    #[error("the job was submitted in process {submitted_in}; its forked child {waited_in} cannot wait for it")]
+    #[error(
+        "the job was submitted in process {submitted_in}; its forked child {waited_in} cannot wait for it"
+    )]
     ForkedChild {
         /// The process that submitted.
         submitted_in: u32,
@@ -365,5 +377,74 @@ pub enum FrameError {
     NotPinned {
         /// The frame's number.
         frame: u64,
+    },
+}
+
+/// Guest memory could not be registered with a VM, or not be taken from it.
+#[cfg(feature = "kvm")]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SlotError {
+    /// A region has no host address (guest_memfd, a device region).
+    #[error("guest memory at {guest:#x} has no host address to make a slot of")]
+    NoHostAddress {
+        /// Guest physical address.
+        guest: u64,
+    },
+    /// A region is empty or does not begin and end on page boundaries.
+    #[error(
+        "the region at {guest:#x} (host {host:#x}, {len:#x} bytes) is not made of whole pages; align it to {alignment:#x} bytes"
+    )]
+    Misaligned {
+        /// Guest physical address.
+        guest: u64,
+        /// Host address.
+        host: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What all three have to be multiples of.
+        alignment: u64,
+    },
+    /// Two regions share guest addresses.
+    #[error("the regions at {first:#x} and {second:#x} overlap; a guest address can have one slot")]
+    Overlap {
+        /// Guest physical address of the lower region.
+        first: u64,
+        /// Guest physical address of the upper region.
+        second: u64,
+    },
+    /// The VM has fewer slots.
+    #[error(
+        "{needed} slots from number {first} on were asked for, and this KVM has {available}; use fewer, larger regions"
+    )]
+    NotEnoughSlots {
+        /// The first number asked for.
+        first: u32,
+        /// How many.
+        needed: usize,
+        /// How many there are, numbered from 0.
+        available: u32,
+    },
+    /// KVM refused a slot.
+    #[error(
+        "KVM refused slot {slot} (guest {guest:#x}, {len:#x} bytes): {source}; is the number or the address in use?"
+    )]
+    Refused {
+        /// The slot's number.
+        slot: u32,
+        /// Guest physical address.
+        guest: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What KVM said.
+        source: std::io::Error,
+    },
+    /// KVM refused to delete a slot.
+    #[error("KVM did not delete slot {slot}: {source}; its memory is still reachable, so close the VM")]
+    NotDeleted {
+        /// The slot's number.
+        slot: u32,
+        /// What KVM said.
+        source: std::io::Error,
     },
 }

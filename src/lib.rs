@@ -8,6 +8,7 @@ mod error;
 mod extent;
 mod frames;
 mod guest;
+mod hugepages;
 mod job;
 mod pool;
 mod service;
@@ -15,10 +16,20 @@ mod sys;
 mod topology;
 
 pub use clear::{CpuDescription, Method, Vendor};
+#[cfg(feature = "kvm")]
+pub use error::SlotError;
 pub use error::{BuildError, FrameError, JobError, MethodError, RequestError, TopologyError};
 pub use frames::{FrameCounts, FrameTable, PageFrame, PageState, SectionState, Span};
 pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
+#[cfg(feature = "kvm")]
+pub use guest::{KvmQuiesced, KvmSlots, TeardownFailure};
+pub use hugepages::{
+    HugepagePool, HugepagePoolBuilder, LayoutError, Lease, LeaseError, LeaseId, LeasedMemory, LeasedRegion,
+    NodePolicy, PageSize, PoolError, PoolUsage, RecycleError, RecycleFailure,
+};
 pub use job::{Cause, Job, Outcome, Progress, RangeReport, Report};
 pub use service::{ZeroingService, ZeroingServiceBuilder};
 pub use sys::HostRange;
+#[cfg(feature = "kvm")]
+pub use sys::KeepsMapped;
 pub use topology::{Node, NodeId, NodeKind, Topology};

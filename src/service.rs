@@ -6,8 +6,9 @@ use vm_memory::GuestAddressSpace;
 
 use crate::clear::{Clearer, CpuDescription, Method};
 use crate::error::{BuildError, RequestError};
+use crate::frames::{FrameTable, Initialisation};
 use crate::guest::{Clearing, Freshness, Intent, Numa, Planned, Purpose, SourceWork, Strategy, ZeroRequest};
-use crate::job::{Job, JobCore, Terms};
+use crate::job::{Job, Lane, Terms};
 use crate::pool::Pool;
 use crate::topology::Topology;
 
@@ -31,9 +32,15 @@ pub(crate) struct ServiceCore {
 
 impl ServiceCore {
     /// Submits a job over a source.
-    pub(crate) fn submit(&self, planned: Planned, purpose: Purpose, terms: Terms) -> Result<Job, RequestError> {
-        let Planned { source, regions, cancel_on_drop } = planned;
+    pub(crate) fn submit(
+        &self,
+        planned: Planned,
+        purpose: Purpose,
+        terms: Terms,
+    ) -> Result<Job, RequestError> {
+        let Planned { source, regions, cancel_on_drop, fresh_by_construction } = planned;
         let freshness = match purpose.strategy {
+            Strategy::Populate if fresh_by_construction => Freshness::by_construction(),
             Strategy::Populate => Freshness::of_process(regions.iter().map(|region| region.file.as_ref())),
             Strategy::Overwrite => Freshness::default(),
         };
@@ -44,18 +51,29 @@ impl ServiceCore {
         Ok(Job::new(core, cancel_on_drop))
     }
 
+    /// Initialises the first section of each node, and submits the job that initialises the rest.
+    pub(crate) fn initialise(&self, table: &Arc<FrameTable>) -> Result<Job, RequestError> {
+        self.pool.check_process()?;
+        for section in table.eager_sections() {
+            // Out of range is the only error there is.
+            let _ = table.initialise_section(section);
+        }
+        let (work, regions) = Initialisation::new(table);
+        let terms = Terms { lane: Lane::Background, deadline: None, stop_on_shortage: false };
+        Ok(Job::new(self.pool.submit(Arc::new(work), regions, terms)?, false))
+    }
+
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
+    pub(crate) fn numa(&self) -> &Numa {
+        &self.clearing.numa
     }
 }
 
 impl ZeroingService {
     /// Settings for a service; the defaults suit a VMM.
-    #[must_use]
     pub fn builder() -> ZeroingServiceBuilder {
         ZeroingServiceBuilder::default()
     }
@@ -86,6 +104,19 @@ impl ZeroingService {
         let (purpose, terms) = (request.purpose(), request.terms());
         let planned = request.plan(&self.core.clearing.numa)?;
         self.core.submit(planned, purpose, terms)
+    }
+
+    /// Initialises a page-frame table: the first section of each node before this returns, the rest by the
+    /// workers of its node, in the background. Whoever needs a section earlier initialises it on demand.
+    ///
+    /// The job's report counts bytes of descriptors, [`Outcome::Erased`](crate::Outcome::Erased) meaning
+    /// initialised.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`]; the table can be used all the same, its sections are initialised on demand.
+    pub fn initialise_frames(&self, table: &Arc<FrameTable>) -> Result<Job, RequestError> {
+        self.core.initialise(table)
     }
 
     /// The nodes the service works on.

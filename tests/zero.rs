@@ -1,7 +1,7 @@
 //! Zeroing guest memory through the service: every byte, and nothing else.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use std::sync::Arc;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vm_zeroing::{Intent, ZeroingService};
 
 #[test]
@@ -12,11 +12,13 @@ fn smoke() {
     let len = 1 << 30;
     let memory = Arc::new(GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), len)]).unwrap());
     let buf = vec![0xa5u8; 1 << 20];
-    for i in 0..(len >> 20) { memory.write_slice(&buf, GuestAddress((i << 20) as u64)).unwrap(); }
+    for i in 0..(len >> 20) {
+        memory.write_slice(&buf, GuestAddress((i << 20) as u64)).unwrap();
+    }
     for _ in 0..3 {
-    let job = service.zero(&memory, Intent::Teardown).unwrap();
-    let report = job.wait().unwrap();
-    eprintln!("{report:?} {}", report.gb_per_s());
+        let job = service.zero(&memory, Intent::Teardown).unwrap();
+        let report = job.wait().unwrap();
+        eprintln!("{report:?} {}", report.gb_per_s());
     }
     let t = std::time::Instant::now();
     drop(service);

@@ -223,16 +223,15 @@ impl FrameTable {
         Some(spans.fold(FrameCounts::default(), |sum, entry| entry.counts.added_to(sum)))
     }
 
-    /// The sections of a node, one range for each of its spans: what its workers are to initialise.
-    #[cfg_attr(not(test), expect(dead_code))]
-    pub(crate) fn sections_of_node(&self, node: NodeId) -> impl Iterator<Item = Range<usize>> {
-        let spans = self.spans.iter().filter(move |entry| entry.span.node == node);
-        spans.map(|entry| entry.first_section..entry.first_section + entry.sections())
+    /// The sections of each span with their node: what its workers are to initialise.
+    pub(crate) fn section_runs(&self) -> impl Iterator<Item = (NodeId, Range<usize>)> {
+        self.spans
+            .iter()
+            .map(|entry| (entry.span.node, entry.first_section..entry.first_section + entry.sections()))
     }
 
     /// The first section of every node, to be initialised before the table is used: the first frames that
     /// are asked for then wait for nobody.
-    #[cfg_attr(not(test), expect(dead_code))]
     pub(crate) fn eager_sections(&self) -> impl Iterator<Item = usize> {
         let mut seen = BTreeSet::new();
         let first_of_node = self.spans.iter().filter(move |entry| seen.insert(entry.span.node));
@@ -241,7 +240,6 @@ impl FrameTable {
 
     /// Initialises those of these sections that nobody has initialised yet; returns how many. Sections that
     /// another thread is at are not waited for, so this can return before all of them are ready.
-    #[cfg_attr(not(test), expect(dead_code))]
     pub(crate) fn initialise(&self, sections: Range<usize>) -> Result<usize, FrameError> {
         let mut done = 0;
         for section in sections {

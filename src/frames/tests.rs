@@ -120,7 +120,8 @@ fn workers_initialise_every_section_exactly_once() {
         span(4, 9 * SECTION, SECTION),
     ];
     let table = FrameTable::new(&spans).unwrap();
-    let ranges = |node| table.sections_of_node(NodeId(node)).collect::<Vec<_>>();
+    let ranges =
+        |node| table.section_runs().filter(|run| run.0 == NodeId(node)).map(|run| run.1).collect::<Vec<_>>();
     assert_eq!(ranges(0), [0..3, 9..10]);
     assert_eq!(ranges(1), vec![3..8]);
     assert_eq!(ranges(4), vec![8..9]);
@@ -138,7 +139,7 @@ fn workers_initialise_every_section_exactly_once() {
         for node in [0, 0, 1, 1, 4] {
             let (table, done) = (&table, &done);
             scope.spawn(move || {
-                for sections in table.sections_of_node(NodeId(node)) {
+                for (_, sections) in table.section_runs().filter(|run| run.0 == NodeId(node)) {
                     done.fetch_add(table.initialise(sections).unwrap(), Ordering::Relaxed);
                 }
             });

@@ -2,6 +2,7 @@
 //! regions, host ranges and slabs, which differ only in where the bytes come from.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +13,7 @@ use super::request::{Strategy, Verify};
 use crate::clear::{Clearer, Method, first_nonzero};
 use crate::extent::Extent;
 use crate::job::{Cause, Outcome, Outcomes, Prepared, Work, WorkRegion};
-use crate::sys::{Chunk, node_of, policy_node, populate};
+use crate::sys::{Chunk, bind_to_node, node_of, policy_node, populate};
 use crate::topology::{NodeId, Topology};
 
 /// Where the bytes of a job come from.
@@ -76,6 +77,21 @@ impl Numa {
         self.ask("get_mempolicy", || policy_node(chunk))
     }
 
+    /// Binds future pages of the chunk to a node. Where there is only one, or where the kernel does not let
+    /// us (containers), nothing is bound.
+    pub(crate) fn bind(&self, chunk: &Chunk<'_>, node: NodeId) -> io::Result<()> {
+        if self.only.is_some() || self.refused.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match bind_to_node(chunk, node.0) {
+            Err(errno) if is_refusal(errno) => {
+                self.refusal("mbind", errno);
+                Ok(())
+            }
+            bound => bound.map_err(io::Error::from_raw_os_error),
+        }
+    }
+
     fn ask(&self, call: &'static str, question: impl FnOnce() -> Result<Option<u32>, i32>) -> Option<NodeId> {
         if self.only.is_some() || self.refused.load(Ordering::Relaxed) {
             return self.only;
@@ -85,15 +101,24 @@ impl Numa {
 
     /// Containers forbid these calls and small kernels lack them: said once, then done without.
     fn refusal(&self, call: &'static str, errno: i32) -> Option<u32> {
-        if matches!(errno, libc::EPERM | libc::ENOSYS | libc::EACCES) {
+        if is_refusal(errno) {
             if !self.refused.swap(true, Ordering::Relaxed) {
-                tracing::warn!(call, errno, "the kernel does not say where pages are; going on without locality");
+                tracing::warn!(
+                    call,
+                    errno,
+                    "the kernel does not answer NUMA calls here; going on without locality"
+                );
             }
         } else {
             tracing::error!(call, errno, "the kernel refused a NUMA question");
         }
         None
     }
+}
+
+/// What containers and small kernels answer to NUMA calls.
+fn is_refusal(errno: i32) -> bool {
+    matches!(errno, libc::EPERM | libc::ENOSYS | libc::EACCES)
 }
 
 /// A job over a source.

@@ -30,9 +30,16 @@ pub(crate) struct Freshness {
     /// Per region: the tmpfs file, opened again so that seeking does not move the caller's offset.
     files: Vec<Option<(File, u64)>>,
     pagemap: Option<File>,
+    /// All pages are fresh by the way they were made.
+    by_construction: bool,
 }
 
 impl Freshness {
+    /// For pages of files that we have just created and nobody else has seen.
+    pub(crate) fn by_construction() -> Self {
+        Self { by_construction: true, ..Self::default() }
+    }
+
     /// Looks the process's mappings up, for regions backed by `files`. What cannot be looked up is not believed.
     pub(crate) fn of_process<'f>(files: impl Iterator<Item = Option<&'f FileOffset>>) -> Self {
         let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else { return Self::default() };
@@ -56,10 +63,16 @@ impl Freshness {
 
     /// Whether every page that the chunk touches is proved fresh.
     pub(crate) fn proves(&self, chunk: &Chunk<'_>, extent: Extent) -> bool {
+        if self.by_construction {
+            return true;
+        }
         let page = page_size();
         let start = chunk.ptr() as u64 & !(page - 1);
-        let Some(end) = (chunk.ptr() as u64 + chunk.len() as u64).checked_next_multiple_of(page) else { return false };
-        let inside = |ranges: &[Range<u64>]| ranges.iter().any(|range| range.start <= start && end <= range.end);
+        let Some(end) = (chunk.ptr() as u64 + chunk.len() as u64).checked_next_multiple_of(page) else {
+            return false;
+        };
+        let inside =
+            |ranges: &[Range<u64>]| ranges.iter().any(|range| range.start <= start && end <= range.end);
         if inside(&self.anonymous) {
             return self.pagemap_is_empty(start / page, end / page).unwrap_or(false);
         }
@@ -83,7 +96,9 @@ impl Freshness {
             let want = entries.len().min((end * 8 - at) as usize);
             let buffer = &mut entries[..want];
             pagemap.read_exact_at(buffer, at)?;
-            let mut words = buffer.chunks_exact(8).map(|word| word.iter().rev().fold(0u64, |sum, b| sum << 8 | u64::from(*b)));
+            let mut words = buffer
+                .chunks_exact(8)
+                .map(|word| word.iter().rev().fold(0u64, |sum, b| sum << 8 | u64::from(*b)));
             if words.any(|entry| entry & !SOFT_DIRTY != 0) {
                 return Ok(false);
             }
@@ -109,7 +124,8 @@ fn parse_smaps(text: &str) -> impl Iterator<Item = Mapping> {
     text.lines().filter_map(move |line| {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             let mut mapping = current.take()?;
-            mapping.userfaultfd = flags.split_ascii_whitespace().any(|flag| matches!(flag, "um" | "uw" | "ui"));
+            mapping.userfaultfd =
+                flags.split_ascii_whitespace().any(|flag| matches!(flag, "um" | "uw" | "ui"));
             return Some(mapping);
         }
         if let Some(header) = parse_header(line) {
@@ -159,7 +175,9 @@ Rss: 0 kB
 
     #[test]
     fn smaps_tell_kind_and_userfaultfd() {
-        let found: Vec<_> = parse_smaps(SMAPS).map(|m| (m.range.start >> 20 & 0xf, m.shared, m.anonymous, m.userfaultfd)).collect();
+        let found: Vec<_> = parse_smaps(SMAPS)
+            .map(|m| (m.range.start >> 20 & 0xf, m.shared, m.anonymous, m.userfaultfd))
+            .collect();
         let expected = [
             (0, false, true, false),
             (2, false, true, true),

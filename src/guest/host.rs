@@ -29,7 +29,8 @@ impl HostSource {
 impl Source for HostSource {
     fn with_chunk(&self, extent: Extent, visit: &mut dyn FnMut(&Chunk<'_>)) -> Result<(), Cause> {
         let range = self.ranges.get(extent.region as usize);
-        let chunk = range.and_then(|range| range.chunk(extent.start, extent.len)).ok_or(Cause::NoHostAddress)?;
+        let chunk =
+            range.and_then(|range| range.chunk(extent.start, extent.len)).ok_or(Cause::NoHostAddress)?;
         visit(&chunk);
         Ok(())
     }

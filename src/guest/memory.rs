@@ -4,7 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 
 use vm_memory::bitmap::Bitmap;
-use vm_memory::{FileOffset, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress,
+};
 
 use super::clearing::{Numa, Source, SourceRegion};
 use crate::error::RequestError;
@@ -60,7 +62,10 @@ where
     }
 
     /// The region that holds an extent of the job, and the extent's offset in it.
-    fn locate(&self, extent: Extent) -> Option<(&<M::PhysicalMemory as GuestMemoryBackend>::R, MemoryRegionAddress)> {
+    fn locate(
+        &self,
+        extent: Extent,
+    ) -> Option<(&<M::PhysicalMemory as GuestMemoryBackend>::R, MemoryRegionAddress)> {
         let address = self.starts.get(extent.region as usize)?.checked_add(extent.start)?;
         self.memory.physical_memory()?.to_region_addr(GuestAddress(address))
     }

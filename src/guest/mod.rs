@@ -5,15 +5,17 @@ mod clearing;
 mod fresh;
 mod host;
 
-//mod kvm;
+#[cfg(feature = "kvm")]
+mod kvm;
 mod memory;
 mod quiesced;
 mod request;
 
 pub(crate) use clearing::{Clearing, Numa, Purpose, Source, SourceRegion, SourceWork};
 
-//pub use kvm::{KvmQuiesced, KvmSlots, TeardownFailure};
 pub(crate) use fresh::Freshness;
+#[cfg(feature = "kvm")]
+pub use kvm::{KvmQuiesced, KvmSlots, TeardownFailure};
 pub use quiesced::Quiesced;
 pub(crate) use request::Planned;
 pub use request::{Intent, Strategy, Verify, ZeroRequest};

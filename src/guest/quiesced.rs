@@ -48,7 +48,9 @@ impl Quiesced {
     pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
         match &self.scope {
             Scope::Everything => true,
-            Scope::SlotsDeleted(ranges) => ranges.iter().any(|own| own.start <= range.start && range.end <= own.end),
+            Scope::SlotsDeleted(ranges) => {
+                ranges.iter().any(|own| own.start <= range.start && range.end <= own.end)
+            }
         }
     }
 

@@ -135,16 +135,23 @@ impl ZeroRequest {
     }
 }
 
-/// A source, its regions, and whether dropping the last handle cancels the job.
+/// A source and its regions, ready for the pool.
 pub(crate) struct Planned {
     pub(crate) source: Box<dyn Source>,
     pub(crate) regions: Vec<SourceRegion>,
+    /// Dropping the last handle cancels the job.
     pub(crate) cancel_on_drop: bool,
+    /// Pages that are not there yet are known to be fresh.
+    pub(crate) fresh_by_construction: bool,
 }
 
 /// What a request is about, its type erased.
 trait Target: Send + fmt::Debug {
-    fn plan(self: Box<Self>, ranges: Option<Vec<(GuestAddress, u64)>>, numa: &Numa) -> Result<Planned, RequestError>;
+    fn plan(
+        self: Box<Self>,
+        ranges: Option<Vec<(GuestAddress, u64)>>,
+        numa: &Numa,
+    ) -> Result<Planned, RequestError>;
 }
 
 struct OfGuest<T>(T);
@@ -154,9 +161,13 @@ where
     T: std::ops::Deref<Target = M> + Send + Sync + 'static,
     M: vm_memory::GuestMemory + 'static,
 {
-    fn plan(self: Box<Self>, ranges: Option<Vec<(GuestAddress, u64)>>, numa: &Numa) -> Result<Planned, RequestError> {
+    fn plan(
+        self: Box<Self>,
+        ranges: Option<Vec<(GuestAddress, u64)>>,
+        numa: &Numa,
+    ) -> Result<Planned, RequestError> {
         let (source, regions) = GuestSource::plan(self.0, ranges, numa)?;
-        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: false })
+        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: false, fresh_by_construction: false })
     }
 }
 
@@ -170,11 +181,15 @@ impl<T> fmt::Debug for OfGuest<T> {
 struct OfHost(Vec<HostRange>);
 
 impl Target for OfHost {
-    fn plan(self: Box<Self>, ranges: Option<Vec<(GuestAddress, u64)>>, numa: &Numa) -> Result<Planned, RequestError> {
+    fn plan(
+        self: Box<Self>,
+        ranges: Option<Vec<(GuestAddress, u64)>>,
+        numa: &Numa,
+    ) -> Result<Planned, RequestError> {
         if let Some(&(start, len)) = ranges.iter().flatten().find(|(_, len)| *len > 0) {
             return Err(RequestError::NotGuestMemory { start: start.0, len, hole: start.0 });
         }
         let (source, regions) = HostSource::plan(self.0, numa);
-        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: true })
+        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: true, fresh_by_construction: false })
     }
 }

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::{Claim, JobCore, Lane, StopReason, Terms, locality};
+pub(crate) use self::core::{JobCore, Lane, StopReason, Terms, locality};
 pub(crate) use outcome::Outcomes;
 pub use outcome::{Cause, Outcome};
 pub use report::{Progress, RangeReport, Report};
@@ -46,7 +46,10 @@ impl Job {
     /// [`JobError`] if not every byte is zero; it carries the report that says which are.
     pub fn wait(&self) -> Result<Arc<Report>, JobError> {
         if self.handle.process != std::process::id() {
-            return Err(JobError::ForkedChild { submitted_in: self.handle.process, waited_in: std::process::id() });
+            return Err(JobError::ForkedChild {
+                submitted_in: self.handle.process,
+                waited_in: std::process::id(),
+            });
         }
         loop {
             if let Some(result) = self.handle.core.wait_until(None) {

@@ -81,14 +81,18 @@ impl fmt::Display for Cause {
                 "the host has no page left for it ({}); reserve hugepages or raise the memory or hugetlb cgroup limit",
                 system(*errno)
             ),
-            Cause::Truncated => f.write_str("the file behind the mapping is shorter than the mapping; seal it against shrinking"),
+            Cause::Truncated => f.write_str(
+                "the file behind the mapping is shorter than the mapping; seal it against shrinking",
+            ),
             Cause::Poisoned => f.write_str("a page of it is poisoned; take it out of use"),
             Cause::NotZero { address } => write!(
                 f,
                 "the byte at {address:#x} is not zero after clearing; somebody still writes to this memory"
             ),
             Cause::NoHostAddress => f.write_str("the memory object gave no host address for it"),
-            Cause::Panicked => f.write_str("a worker panicked over it; this is a bug in vm-zeroing or in the memory object"),
+            Cause::Panicked => {
+                f.write_str("a worker panicked over it; this is a bug in vm-zeroing or in the memory object")
+            }
             Cause::System { call, errno } => write!(f, "{call} answered: {}", system(*errno)),
         }
     }

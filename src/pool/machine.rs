@@ -40,8 +40,11 @@ impl Plan {
             with_cpus.map(|node| (node.id(), node.allowed_cpus().len().min(per_node))).collect();
         let homes: Vec<NodeId> = sizes.iter().map(|(id, _)| *id).collect();
         let place_of = |id: NodeId| homes.binary_search(&id).ok();
-        let workers =
-            sizes.iter().enumerate().flat_map(|(place, (_, count))| std::iter::repeat_n(place, *count)).collect();
+        let workers = sizes
+            .iter()
+            .enumerate()
+            .flat_map(|(place, (_, count))| std::iter::repeat_n(place, *count))
+            .collect();
         let neighbours = homes
             .iter()
             .map(|home| topology.nodes_by_distance(*home).into_iter().filter_map(place_of).collect())
@@ -102,7 +105,12 @@ impl Plan {
     ///
     /// A chunk is sent once: with it goes the truth, and whoever then takes it, a robber included,
     /// keeps it. So no chunk travels for ever.
-    pub(crate) fn belongs_elsewhere(&self, home: Place, believed: Option<NodeId>, found: Option<NodeId>) -> Option<Place> {
+    pub(crate) fn belongs_elsewhere(
+        &self,
+        home: Place,
+        believed: Option<NodeId>,
+        found: Option<NodeId>,
+    ) -> Option<Place> {
         let found = found.filter(|found| believed != Some(*found))?;
         Some(self.place_for(found)).filter(|place| *place != home)
     }

@@ -57,7 +57,9 @@ struct Shared {
 impl Shared {
     /// Queues a task at a place and wakes somebody for it.
     fn send(&self, place: Place, task: Task) {
-        if let Some(injector) = self.injectors.get(place).and_then(|lanes| lanes.get(task.job.lane() as usize)) {
+        if let Some(injector) =
+            self.injectors.get(place).and_then(|lanes| lanes.get(task.job.lane() as usize))
+        {
             injector.push(task);
             self.wake_near(place);
         }
@@ -96,7 +98,8 @@ impl Pool {
         }
         let plan = Plan::new(topology, per_node);
         let asked = plan.workers().len();
-        let deques: Vec<[Deque<Task>; LANES]> = (0..asked).map(|_| [Deque::new_lifo(), Deque::new_lifo()]).collect();
+        let deques: Vec<[Deque<Task>; LANES]> =
+            (0..asked).map(|_| [Deque::new_lifo(), Deque::new_lifo()]).collect();
         let places = plan.homes().len();
         let shared = Arc::new(Shared {
             injectors: (0..places).map(|_| [Injector::new(), Injector::new()]).collect(),
@@ -209,11 +212,15 @@ impl Pool {
             job.stop(StopReason::ServiceClosed);
         }
         self.shared.dormitories.iter().for_each(Dormitory::wake_all);
-        let all_left = lock(&self.leaving).recv_timeout(CLOSE_GRACE) == Err(mpsc::RecvTimeoutError::Disconnected);
+        let all_left =
+            lock(&self.leaving).recv_timeout(CLOSE_GRACE) == Err(mpsc::RecvTimeoutError::Disconnected);
         for thread in threads {
             let name = thread.thread().name().unwrap_or("worker").to_owned();
             if !all_left && !thread.is_finished() {
-                tracing::warn!(thread = name, "a worker is stuck in a page fault; it is left behind and will store nothing");
+                tracing::warn!(
+                    thread = name,
+                    "a worker is stuck in a page fault; it is left behind and will store nothing"
+                );
             } else if thread.join().is_err() {
                 tracing::error!(thread = name, "a worker ended by a panic");
             }

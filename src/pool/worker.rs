@@ -9,7 +9,7 @@ use crossbeam::deque::Worker as Deque;
 use super::machine::{Place, Queues};
 use super::{CHUNK, LANES, Shared, Task, persist};
 use crate::extent::Extent;
-use crate::job::{Cause, JobCore, Outcome, locality};
+use crate::job::{JobCore, Outcome, locality};
 use crate::topology::NodeId;
 
 pub(crate) struct Worker {

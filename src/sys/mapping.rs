@@ -63,7 +63,8 @@ impl Reservation {
 
     /// Maps `len` bytes of `file` from `file_offset` on, behind what is mapped already.
     pub(crate) fn append(&mut self, file: &File, file_offset: u64, len: u64) -> io::Result<()> {
-        let start = self.range.at(self.mapped, len).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let start =
+            self.range.at(self.mapped, len).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let piece = AddressRange::map(Some(start), to_usize(len)?, RW, flags, Some((file, file_offset)))?;
         // The addresses stay those of the reservation, whatever becomes of the piece.
@@ -84,7 +85,12 @@ impl Reservation {
     }
 
     /// The mapped bytes `offset .. offset + len` as a `vm-memory` slice, or `None` where they are not all mapped.
-    pub(crate) fn slice<B: BitmapSlice>(&self, offset: u64, len: u64, bitmap: B) -> Option<VolatileSlice<'_, B>> {
+    pub(crate) fn slice<B: BitmapSlice>(
+        &self,
+        offset: u64,
+        len: u64,
+        bitmap: B,
+    ) -> Option<VolatileSlice<'_, B>> {
         if offset.checked_add(len)? > self.mapped {
             return None;
         }

@@ -4,7 +4,6 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::MetadataExt;
 
 /// `HUGETLBFS_MAGIC` of `linux/magic.h`.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -54,11 +53,6 @@ fn filesystem(file: &File) -> io::Result<(u64, u64)> {
     Ok((found.f_type as u64, found.f_bsize as u64))
 }
 
-/// The inode number of a file: what tells two memory files apart.
-pub(crate) fn file_identity(file: &File) -> io::Result<u64> {
-    file.metadata().map(|found| found.ino())
-}
-
 /// Whether a file lives in memory (tmpfs, which memfds of base pages are made of).
 pub(crate) fn is_tmpfs(file: &File) -> bool {
     filesystem(file).is_ok_and(|(kind, _)| kind == TMPFS_MAGIC)
@@ -87,6 +81,7 @@ pub(crate) fn first_data(file: &File, from: u64) -> io::Result<Option<u64>> {
 /// Whether the running kernel is of this version or newer.
 pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }

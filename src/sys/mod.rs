@@ -6,6 +6,8 @@
 mod affinity;
 mod chunk;
 mod host_range;
+#[cfg(feature = "kvm")]
+mod kvm;
 mod mapping;
 mod memfd;
 mod notify;
@@ -15,8 +17,12 @@ mod populate;
 pub(crate) use affinity::{allowed_cpus, pin_current_thread};
 pub(crate) use chunk::Chunk;
 pub use host_range::HostRange;
+#[cfg(feature = "kvm")]
+pub use kvm::KeepsMapped;
+#[cfg(feature = "kvm")]
+pub(crate) use kvm::{Slot, SlotTable};
 pub(crate) use mapping::{Reservation, SharedMapping};
-pub(crate) use memfd::{file_identity, first_data, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
+pub(crate) use memfd::{first_data, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
 pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
 pub(crate) use populate::populate;

@@ -74,15 +74,7 @@ pub(crate) fn bind_to_node(chunk: &Chunk<'_>, node: u32) -> Result<(), i32> {
     // SAFETY: mbind sets a policy and, without MPOL_MF_MOVE, touches no page; the mask outlives the
     // call. The kernel reads one bit fewer than it is told, hence the + 1.
     let answer = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            chunk.ptr(),
-            chunk.len(),
-            MPOL_BIND,
-            mask.as_ptr(),
-            MASK_NODES + 1,
-            0,
-        )
+        libc::syscall(libc::SYS_mbind, chunk.ptr(), chunk.len(), MPOL_BIND, mask.as_ptr(), MASK_NODES + 1, 0)
     };
     if answer < 0 { Err(errno()) } else { Ok(()) }
 }
