@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use vm_zeroing::{HugepagePool, ZeroingService};
 
 use args::Args;
 use guest::Machine;
@@ -21,7 +22,6 @@ mod life;
 mod payload;
 mod progress;
 mod report;
-mod slots;
 #[cfg(test)]
 mod tests;
 mod thread_guest;
@@ -50,11 +50,20 @@ fn run(args: &Args) -> Result<u64, Failure> {
     let machine = Machine::new(args.guest, guest::DEV_KVM, |error| {
         say(format_args!("host threads play the guests, because: {error}"));
     })?;
+    let mut builder = ZeroingService::builder();
+    if args.method != "auto" {
+        builder = builder.method(args.method.parse()?);
+    }
+    let service = builder.build()?;
+    let pools: Vec<HugepagePool> =
+        (0..args.vms).map(|_| life::pool(args, &service)).collect::<Result<_, _>>()?;
     let progress = Progress::new(life::work(args), !args.json && io::stderr().is_terminal());
     let lives: Vec<Result<Life, Failure>> = std::thread::scope(|scope| {
         let (machine, progress) = (&machine, &progress);
-        let threads: Vec<_> =
-            (0..args.vms).map(|vm| scope.spawn(move || life::live(args, machine, vm, progress))).collect();
+        let threads: Vec<_> = (0..)
+            .zip(&pools)
+            .map(|(vm, pool)| scope.spawn(move || life::live(args, pool, machine, vm, progress)))
+            .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|_| Err("a VM's thread panicked".into()))
         };
@@ -65,15 +74,16 @@ fn run(args: &Args) -> Result<u64, Failure> {
 
     let cycles: Vec<Cycle> = lives.iter().flat_map(|life| life.cycles.iter().cloned()).collect();
     let samples: Vec<_> = lives.iter().flat_map(|life| life.samples.iter().cloned()).collect();
+    let hugetlb = pools.iter().all(HugepagePool::is_hugetlb);
     let leaked_words = cycles.iter().map(Cycle::leaked_words).sum();
     let mut stdout = io::stdout();
     if args.json {
         let summary = Summary {
             guest: machine.name().to_owned(),
             memory_bytes: args.memory,
-            page_size: 4096,
-            backing: "memfd".to_owned(),
-            method: args.method.clone(),
+            page_size: pools.first().map_or(0, HugepagePool::page_bytes),
+            backing: if hugetlb { "hugetlb memfd" } else { "memfd" }.to_owned(),
+            method: service.method_for(args.memory).to_string(),
             cycles,
             leaked_words,
         };

@@ -1,9 +1,10 @@
 //! Both guests on memory with known contents: what one finds, the other finds.
 
 use std::fs::File;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_zeroing::KvmSlots;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use vmm_sys_util::tempfile::TempFile;
 
@@ -28,17 +29,15 @@ fn machines() -> Vec<Machine> {
 
 type NoError = std::convert::Infallible;
 
-#[allow(unsafe_code)]
-fn start<'a>(machine: &Machine, memory: &'a Memory) -> Guest<'a, Memory, ()> {
-    // SAFETY: the guest, and the VM with it, lives no longer than `memory`.
-    Guest::start(machine, memory, |vm| unsafe { crate::slots::register_ram(vm, memory) }).unwrap()
+fn start<'a>(machine: &Machine, memory: &'a Arc<Memory>) -> Guest<'a, Memory, KvmSlots<Memory>> {
+    Guest::start(machine, &**memory, |vm| KvmSlots::register(vm, memory, 0)).unwrap()
 }
 
 /// Anonymous memory, two regions around the hole of the 32-bit addresses and one far above.
-fn three_regions() -> (Memory, [(u64, u64); 3]) {
+fn three_regions() -> (Arc<Memory>, [(u64, u64); 3]) {
     let ranges = [(0, 65 * MIB), (4 * GIB, 2 * MIB + 4096), (9 * GIB - 4096, 4096)];
     let mapped = ranges.map(|(base, len)| (GuestAddress(base), len as usize));
-    (Memory::from_ranges(&mapped).unwrap(), ranges)
+    (Arc::new(Memory::from_ranges(&mapped).unwrap()), ranges)
 }
 
 #[test]
@@ -87,7 +86,7 @@ fn one_byte_is_found_once_wherever_it_lies() {
 
 #[test]
 fn mixtures_of_zero_and_other_words_are_counted_alike() {
-    let memory = Memory::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap();
+    let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap());
     // A generator with a fixed start: runs of words that are zero and of words that are not.
     let (mut state, mut expected) = (0x2545_f491_4f6c_dd1d_u64, 0);
     let mut at = 0;
@@ -117,8 +116,8 @@ fn guests_at_once_see_their_own_memory() {
                 .map(|vm| {
                     let machine = &machine;
                     scope.spawn(move || {
-                        let memory =
-                            Memory::from_ranges(&[(GuestAddress(0), (vm * 4 * MIB) as usize)]).unwrap();
+                        let ranges = [(GuestAddress(0), (vm * 4 * MIB) as usize)];
+                        let memory = Arc::new(Memory::from_ranges(&ranges).unwrap());
                         let mut guest = start(machine, &memory);
                         guest.fill(vm, &|_| ()).unwrap();
                         let word: u64 = memory.read_obj(GuestAddress(4 * MIB - 8)).unwrap();
@@ -160,7 +159,7 @@ fn signals_do_not_end_a_guest() {
     let signal = SIGRTMIN();
     register_signal_handler(signal, nothing).unwrap();
     let thread = std::thread::spawn(move || {
-        let memory = Memory::from_ranges(&[(GuestAddress(0), (8 * MIB) as usize)]).unwrap();
+        let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), (8 * MIB) as usize)]).unwrap());
         let mut guest = start(&machine, &memory);
         for secret in 0..50 {
             guest.fill(secret, &|_| ()).unwrap();
@@ -206,7 +205,7 @@ fn memory_that_the_host_cannot_provide_is_an_error() {
         return;
     };
     let file = TempFile::new().unwrap().into_file();
-    let memory = mapped(&file, 0, MIB);
+    let memory = Arc::new(mapped(&file, 0, MIB));
     let error = start(&machine, &memory).scan(&|_| ()).unwrap_err();
     assert!(matches!(error, GuestError::NotBacked), "{error}");
 }
