@@ -33,3 +33,9 @@ pub use sys::HostRange;
 #[cfg(feature = "kvm")]
 pub use sys::KeepsMapped;
 pub use topology::{Node, NodeId, NodeKind, Topology};
+
+#[cfg(feature = "kvm")]
+/// The crate whose `VmFd` and `VcpuFd` [`KvmSlots`] takes.
+pub use kvm_ioctls;
+/// The crate whose memory types appear in this one's signatures.
+pub use vm_memory;
