@@ -5,6 +5,7 @@ mod common;
 
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use common::hooked::{Answer, hooked, memory_of};
 use common::hugepages::{HUGE, Hugepages, hugetlb_memfd};
@@ -171,10 +172,17 @@ fn many_host_ranges_in_one_request() {
 /// A job that is over holds on to nothing, and that is so before anybody can see that it is over.
 #[test]
 fn memory_is_let_go_of_before_the_end_is_seen() {
-    let memory = anonymous(&[(0, 4 * MIB), (8 * MIB, 4 * MIB)]);
+    let memory = anonymous(&[(0, 4 * MIB), (8 * MIB, PAGE)]);
     let service = service();
-    for turn in 0..500 {
-        let job = service.zero(&memory, Intent::Teardown).unwrap();
+    for turn in 0..600 {
+        let request = ZeroRequest::new(&memory);
+        let last_page = [(GuestAddress(8 * MIB), PAGE)];
+        let job = service.submit(match turn % 3 {
+            0 => request,
+            1 => request.ranges(last_page),
+            _ => request.ranges(last_page).deadline(Instant::now()),
+        });
+        let job = job.unwrap();
         if turn % 2 == 1 {
             job.cancel();
         }

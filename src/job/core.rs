@@ -171,6 +171,8 @@ impl JobCore {
             }
             _ => {
                 drop(books);
+                // Before anybody can learn of the end, so that no finished job keeps guest memory alive.
+                drop(work);
                 self.give_up(extent.len);
                 None
             }
