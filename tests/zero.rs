@@ -10,9 +10,14 @@ use std::time::Instant;
 use common::hooked::{Answer, hooked, memory_of};
 use common::hugepages::{HUGE, Hugepages, hugetlb_memfd};
 use common::mapped::Mapped;
-use common::{KIB, MIB, PAGE, all_zero, assert_exact, bytes, fill, is_pattern, is_zero, memfd, pattern, readable, service};
+use common::{
+    KIB, MIB, PAGE, all_zero, assert_exact, bytes, fill, is_pattern, is_zero, memfd, pattern, readable,
+    service,
+};
 use proptest::prelude::*;
-use vm_memory::{FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap, MmapRegion};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap, MmapRegion,
+};
 use vm_zeroing::{CpuDescription, Intent, Outcome, Verify, ZeroRequest, ZeroingService};
 
 type Memory = GuestMemoryMmap<()>;
@@ -107,7 +112,9 @@ fn every_method_of_this_cpu() {
         let service = ZeroingService::builder().method(method).build().unwrap();
         assert_eq!(service.method_for(len), method);
         let memory = anonymous(&[(0, len)]);
-        for (start, asked) in [(0, 0), (1, 1), (63, 63), (64, 64), (65, 65), (1, 127), (4095, 4097), (13, 4 * MIB + 99)] {
+        for (start, asked) in
+            [(0, 0), (1, 1), (63, 63), (64, 64), (65, 65), (1, 127), (4095, 4097), (13, 4 * MIB + 99)]
+        {
             fill(&*memory, 0, len);
             let ranges = [(GuestAddress(start), asked)];
             let report = all_zero(&service.submit(ZeroRequest::new(&memory).ranges(ranges)).unwrap());

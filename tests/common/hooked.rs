@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use vm_memory::bitmap::{BS, Bitmap};
 use vm_memory::guest_memory::Result;
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryError, GuestMemoryRegion, GuestMemoryRegionBytes, GuestRegionCollection,
-    GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion, VolatileSlice,
+    FileOffset, GuestAddress, GuestMemoryError, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestRegionCollection, GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion, VolatileSlice,
 };
 
 /// What a worker gets when it asks for a slice.
@@ -34,19 +34,34 @@ pub struct HookedRegion<B: Bitmap = ()> {
 pub type HookedMemory<B = ()> = GuestRegionCollection<HookedRegion<B>>;
 
 impl<B: Bitmap> HookedRegion<B> {
-    pub fn over(mapping: MmapRegion<B>, start: u64, hook: impl Fn(u64, usize) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn over(
+        mapping: MmapRegion<B>,
+        start: u64,
+        hook: impl Fn(u64, usize) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let file = mapping.file_offset().cloned();
-        Self { inner: GuestRegionMmap::new(mapping, GuestAddress(start)).unwrap(), hook: Arc::new(hook), file }
+        Self {
+            inner: GuestRegionMmap::new(mapping, GuestAddress(start)).unwrap(),
+            hook: Arc::new(hook),
+            file,
+        }
     }
 }
 
 /// One region of private anonymous memory.
-pub fn hooked(start: u64, len: u64, hook: impl Fn(u64, usize) -> Answer + Send + Sync + 'static) -> HookedRegion {
+pub fn hooked(
+    start: u64,
+    len: u64,
+    hook: impl Fn(u64, usize) -> Answer + Send + Sync + 'static,
+) -> HookedRegion {
     HookedRegion::over(MmapRegion::new(len as usize).unwrap(), start, hook)
 }
 
 /// A memory of one such region.
-pub fn hooked_memory(len: u64, hook: impl Fn(u64, usize) -> Answer + Send + Sync + 'static) -> Arc<HookedMemory> {
+pub fn hooked_memory(
+    len: u64,
+    hook: impl Fn(u64, usize) -> Answer + Send + Sync + 'static,
+) -> Arc<HookedMemory> {
     memory_of(vec![hooked(0, len, hook)])
 }
 

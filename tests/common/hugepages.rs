@@ -31,7 +31,11 @@ impl Hugepages {
     pub fn reserve(pages: u64) -> Option<Self> {
         assert!(pages <= MOST);
         let path = std::env::temp_dir().join("vm-zeroing-hugepages.lock");
-        let lock = OpenOptions::new().create(true).append(true).open(path).and_then(|file| file.lock().map(|()| file));
+        let lock = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .and_then(|file| file.lock().map(|()| file));
         let lock = match lock {
             Ok(lock) => lock,
             Err(error) => {

@@ -42,7 +42,8 @@ impl Mapped {
     pub fn forbid(&self, offset: u64, len: u64) {
         assert!(offset + len <= self.len as u64);
         // SAFETY: inside our own mapping, to which nobody holds a reference.
-        let answer = unsafe { libc::mprotect((self.base + offset as usize) as *mut _, len as usize, libc::PROT_NONE) };
+        let answer =
+            unsafe { libc::mprotect((self.base + offset as usize) as *mut _, len as usize, libc::PROT_NONE) };
         assert_eq!(answer, 0);
     }
 
@@ -57,7 +58,13 @@ impl Mapped {
         assert!(offset + len <= self.len as u64);
         let mut found = vec![!byte; len as usize];
         // SAFETY: inside our own readable mapping; the copy is our own.
-        unsafe { std::ptr::copy_nonoverlapping((self.base + offset as usize) as *const u8, found.as_mut_ptr(), len as usize) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                (self.base + offset as usize) as *const u8,
+                found.as_mut_ptr(),
+                len as usize,
+            )
+        };
         found == vec![byte; len as usize]
     }
 
@@ -67,7 +74,12 @@ impl Mapped {
     }
 
     /// The same, kept alive by something else.
-    pub fn host_range_kept_by(&self, offset: u64, len: u64, keep_alive: Arc<dyn Any + Send + Sync>) -> HostRange {
+    pub fn host_range_kept_by(
+        &self,
+        offset: u64,
+        len: u64,
+        keep_alive: Arc<dyn Any + Send + Sync>,
+    ) -> HostRange {
         assert!(offset + len <= self.len as u64);
         let start = (self.base + offset as usize) as *mut u8;
         // SAFETY: mapped and writable until the mapping is dropped, which `keep_alive` or the test (after
@@ -101,6 +113,7 @@ pub fn present_pages(base: u64, len: u64) -> usize {
 pub fn punch(file: &File, offset: u64, len: u64) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: numbers only.
-    let answer = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t) };
+    let answer =
+        unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t) };
     assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
 }

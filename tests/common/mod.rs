@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,
+    clippy::print_stderr,
     reason = "helpers of tests are tests, and each test file uses its share of them"
 )]
 
@@ -15,6 +16,7 @@ pub mod uffd;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -108,7 +110,8 @@ pub fn sum(report: &Report, such: impl Fn(&Outcome) -> bool) -> u64 {
 
 /// The outcome of one byte.
 pub fn outcome_at(report: &Report, address: u64) -> &Outcome {
-    let holds = |range: &&vm_zeroing::RangeReport| range.start <= address && address < range.start + range.len;
+    let holds =
+        |range: &&vm_zeroing::RangeReport| range.start <= address && address < range.start + range.len;
     &report.ranges.iter().find(holds).expect("the byte was asked for").outcome
 }
 
@@ -223,4 +226,28 @@ pub fn all_zero(job: &Job) -> std::sync::Arc<Report> {
     let report = job.wait().unwrap();
     assert!(report.is_all_zero(), "{report:?}");
     report
+}
+
+/// What tells a test function that it runs in a process of its own.
+const CHILD: &str = "VM_ZEROING_TEST_CHILD";
+
+/// The command that runs one `#[ignore]`d test function of this binary in a process of its own.
+pub fn child(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]).env(CHILD, name);
+    command
+}
+
+/// Runs it to its end, which must be a good one.
+pub fn run_child(name: &str) {
+    let output = child(name).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{name}: {}", output.status);
+}
+
+/// Whether this process was started by [`child`].
+pub fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
 }
