@@ -60,6 +60,9 @@ impl Job {
 
     /// Waits until the job is over, for `timeout` at most; `None` if it is not over by then.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Arc<Report>, JobError>> {
+        if let Err(error) = self.handle.check_process() {
+            return Some(Err(error));
+        }
         match Instant::now().checked_add(timeout) {
             Some(until) => self.handle.core.wait_until(Some(until)),
             None => Some(self.wait()),
@@ -73,9 +76,12 @@ impl Job {
     }
 
     /// Asks the job to stop: every worker stops after the chunk it holds (about 1 ms). What was not
-    /// reached stays stale. Cancelling a job that is over changes nothing.
+    /// reached stays stale. Cancelling a job that is over changes nothing, nor does a forked child's
+    /// cancelling its parent's job.
     pub fn cancel(&self) {
-        self.handle.core.stop(StopReason::Cancelled);
+        if self.handle.check_process().is_ok() {
+            self.handle.core.stop(StopReason::Cancelled);
+        }
     }
 
     /// How far the job is. Never decreases.
@@ -92,9 +98,20 @@ impl Job {
     }
 }
 
+impl Handle {
+    /// A forked child holds a copy of the books, perhaps locked, and the very descriptor of its parent:
+    /// it must neither wait for workers that it lacks nor end the job.
+    fn check_process(&self) -> Result<(), JobError> {
+        match std::process::id() {
+            own if own == self.process => Ok(()),
+            waited_in => Err(JobError::ForkedChild { submitted_in: self.process, waited_in }),
+        }
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.cancel_on_drop && self.process == std::process::id() {
+        if self.cancel_on_drop && self.check_process().is_ok() {
             self.core.stop(StopReason::Cancelled);
             while self.core.wait_until(None).is_none() {}
         }
