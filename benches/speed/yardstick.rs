@@ -1,0 +1,121 @@
+//! What the service is measured against: bare loops, plain threads, the kernel's own way.
+
+use std::arch::asm;
+use std::os::fd::AsRawFd;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vm_zeroing::Method;
+
+use super::memory::Memory;
+
+/// Clears a run of whole lines.
+pub type Loop = unsafe fn(usize, usize);
+
+/// A bare loop of the stores of a method; `None` for methods that are not chosen unasked.
+pub fn bare(method: Method) -> Option<Loop> {
+    match method {
+        Method::RepStosb => Some(rep_stosb),
+        Method::RepStosq => Some(rep_stosq),
+        Method::Sse2 => Some(sse2),
+        Method::Avx2 => Some(avx2),
+        Method::Clzero => Some(clzero),
+        _ => None,
+    }
+}
+
+// The safety of all of them: the run is mapped and ours, whole lines long and aligned to lines, and the CPU
+// has the instruction (the service of this very run chose it).
+
+unsafe fn rep_stosb(at: usize, len: usize) {
+    unsafe { asm!("rep stosb", inout("rdi") at => _, inout("rcx") len => _, in("al") 0u8, options(nostack)) }
+}
+
+unsafe fn rep_stosq(at: usize, len: usize) {
+    unsafe { asm!("rep stosq", inout("rdi") at => _, inout("rcx") len / 8 => _, in("rax") 0u64, options(nostack)) }
+}
+
+unsafe fn sse2(at: usize, len: usize) {
+    unsafe {
+        asm!(
+            "pxor xmm0, xmm0",
+            "2:",
+            "movntdq [rdi], xmm0", "movntdq [rdi + 16], xmm0", "movntdq [rdi + 32], xmm0", "movntdq [rdi + 48], xmm0",
+            "add rdi, 64", "sub rcx, 64", "jnz 2b", "sfence",
+            inout("rdi") at => _, inout("rcx") len => _, out("xmm0") _, options(nostack),
+        );
+    }
+}
+
+unsafe fn avx2(at: usize, len: usize) {
+    unsafe {
+        asm!(
+            "vpxor ymm0, ymm0, ymm0",
+            "2:",
+            "vmovntdq [rdi], ymm0", "vmovntdq [rdi + 32], ymm0",
+            "add rdi, 64", "sub rcx, 64", "jnz 2b", "sfence", "vzeroupper",
+            inout("rdi") at => _, inout("rcx") len => _, out("ymm0") _, options(nostack),
+        );
+    }
+}
+
+unsafe fn clzero(at: usize, len: usize) {
+    unsafe {
+        asm!(
+            "2:", "clzero", "add rax, 64", "sub rcx, 64", "jnz 2b", "sfence",
+            inout("rax") at => _, inout("rcx") len => _, options(nostack),
+        );
+    }
+}
+
+pub unsafe fn memset(at: usize, len: usize) {
+    unsafe { libc::memset(at as *mut _, 0, len) };
+}
+
+/// Calls `run` for consecutive pieces, as the service does. `piece` of `usize::MAX`: in one call.
+pub fn in_pieces((start, len): (usize, usize), piece: usize, run: impl Fn(usize, usize)) {
+    let mut done = 0;
+    while done < len {
+        let now = piece.min(len - done);
+        run(start + done, now);
+        done += now;
+    }
+}
+
+/// Threads that are there already, each let loose on an equal share of the memory at the same moment.
+pub fn plain_threads(memory: &Memory, count: usize, run: impl Fn((usize, usize)) + Sync) -> Duration {
+    let gate = Barrier::new(count + 1);
+    let start = thread::scope(|scope| {
+        for share in memory.shares(count) {
+            let (gate, run) = (&gate, &run);
+            scope.spawn(move || {
+                gate.wait();
+                gate.wait();
+                run(share);
+            });
+        }
+        gate.wait();
+        // All are there. Read before the gate opens again: behind it, they may be done before this thread runs.
+        let start = Instant::now();
+        gate.wait();
+        start
+    });
+    start.elapsed()
+}
+
+/// Faults a run in as a store would.
+pub fn populate(at: usize, len: usize) {
+    // SAFETY: changes no byte of a mapping of ours.
+    let answer = unsafe { libc::madvise(at as *mut _, len, libc::MADV_POPULATE_WRITE) };
+    assert_eq!(answer, 0, "MADV_POPULATE_WRITE: {}", std::io::Error::last_os_error());
+}
+
+/// Gives the pages of a run back to the host.
+pub fn punch(memory: &Memory, at: usize, len: usize) {
+    let Some(file) = &memory.file else { return };
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: passes numbers only; the bytes are ours.
+    let answer = unsafe { libc::fallocate(file.as_raw_fd(), mode, (at - memory.start) as i64, len as i64) };
+    assert_eq!(answer, 0, "PUNCH_HOLE: {}", std::io::Error::last_os_error());
+}
