@@ -29,7 +29,7 @@ fn main() {
     let rehearsal = !std::env::args().any(|argument| argument == "--bench");
     let (bytes, rounds) = if rehearsal { (64 << 20, 1) } else { (1 << 30, 15) };
     tables::print_machine(bytes, rounds);
-    let hugepages = Hugepages::reserve(bytes as u64);
+    let hugepages = Hugepages::reserve(2 * bytes as u64);
     if let Err(reason) = &hugepages {
         println!("\nNO HUGEPAGES ({reason}): the tables that need them are measured on 4 KiB pages instead.");
     }

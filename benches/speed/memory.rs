@@ -49,27 +49,8 @@ impl Memory {
             // SAFETY: the advice changes no byte of our own mapping.
             assert_eq!(unsafe { libc::madvise(start as *mut _, len, libc::MADV_NOHUGEPAGE) }, 0);
         }
-        memory.fill();
+        fill(start, len);
         memory
-    }
-
-    /// Fills it with 0xA5 by non-temporal stores, so that no line of it is in a cache, or dirty there.
-    pub fn fill(&self) {
-        use std::arch::x86_64::{__m128i, _mm_set1_epi8, _mm_sfence, _mm_stream_si128};
-        // SAFETY: all of it is our own mapping, a multiple of 16 bytes, in which nobody else works now.
-        unsafe {
-            let pattern = _mm_set1_epi8(0xA5u8 as i8);
-            for at in (self.start..self.start + self.len).step_by(16) {
-                _mm_stream_si128(at as *mut __m128i, pattern);
-            }
-            _mm_sfence();
-        }
-    }
-
-    pub fn is_zero(&self) -> bool {
-        // SAFETY: our own mapping, aligned to pages, and nobody stores to it now.
-        let words = unsafe { std::slice::from_raw_parts(self.start as *const u64, self.len / 8) };
-        words.chunks(512).all(|block| block.iter().fold(0, |seen, word| seen | word) == 0)
     }
 
     /// The shares of `count` threads: equal, on page boundaries.
@@ -82,6 +63,25 @@ impl Memory {
             })
             .collect()
     }
+}
+
+/// Fills memory with 0xA5 by non-temporal stores, so that no line of it is left in a cache.
+pub fn fill(start: usize, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_set1_epi8, _mm_sfence, _mm_stream_si128};
+    // SAFETY: all of it is a mapping of ours, whole pages, in which nobody else works now.
+    unsafe {
+        let pattern = _mm_set1_epi8(0xA5u8 as i8);
+        for at in (start..start + len).step_by(16) {
+            _mm_stream_si128(at as *mut __m128i, pattern);
+        }
+        _mm_sfence();
+    }
+}
+
+pub fn is_zero(start: usize, len: usize) -> bool {
+    // SAFETY: a mapping of ours, whole pages, and nobody stores to it now.
+    let words = unsafe { std::slice::from_raw_parts(start as *const u64, len / 8) };
+    words.chunks(512).all(|block| block.iter().fold(0, |seen, word| seen | word) == 0)
 }
 
 fn memfd(name: &CStr, flags: libc::c_uint, len: usize) -> File {
@@ -123,7 +123,9 @@ impl Hugepages {
 impl Drop for Hugepages {
     fn drop(&mut self) {
         // Not back to the old number: others may have added theirs meanwhile.
-        if self.added > 0 && let Ok(now) = number_in(NR_HUGEPAGES) {
+        if self.added > 0
+            && let Ok(now) = number_in(NR_HUGEPAGES)
+        {
             let _ = fs::write(NR_HUGEPAGES, now.saturating_sub(self.added).to_string());
         }
     }

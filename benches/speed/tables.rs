@@ -4,11 +4,13 @@ use std::ffi::CStr;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use vm_memory::GuestAddress;
-use vm_zeroing::{Intent, Method, ZeroRequest, ZeroingService};
+use vm_zeroing::vm_memory::GuestAddress;
+use vm_zeroing::{
+    HugepagePool, Intent, LeasedMemory, Method, NodePolicy, PageSize, Quiesced, ZeroRequest, ZeroingService,
+};
 
 use super::contest::{Contest, Score, median_of};
-use super::memory::{Memory, Pages};
+use super::memory::{Memory, Pages, fill, is_zero};
 use super::yardstick::{Loop, bare, in_pieces, memset, plain_threads, populate, punch};
 
 /// The run that the service clears at once.
@@ -24,7 +26,10 @@ pub fn print_machine(bytes: usize, rounds: usize) {
     #[cfg(not(target_env = "gnu"))]
     let libc = "another libc";
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, name)| name);
+    let cpu = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("?", |(_, name)| name);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -42,12 +47,15 @@ pub fn one_thread(pages: Pages, bytes: usize, rounds: usize) {
     contest.enter_whole(format!("service, auto ({method})"), || zero(&auto, &memory));
     let whole = (memory.start, memory.len);
     let mut loops: Vec<(&str, Loop)> = vec![("bare rep-stosb", bare(Method::RepStosb).unwrap())];
-    loops.extend(bare(method).filter(|_| method != Method::RepStosb).map(|bare| ("bare loop of auto's method", bare)));
+    loops.extend(
+        bare(method).filter(|_| method != Method::RepStosb).map(|bare| ("bare loop of auto's method", bare)),
+    );
     loops.push(("libc::memset", memset));
     for (name, run) in loops {
         for (piece, manner) in [(PIECE, "in 4 MiB calls"), (IN_ONE_CALL, "in one call")] {
             // SAFETY: the memory is ours, whole pages; see the loops.
-            contest.enter_whole(format!("{name}, {manner}"), move || in_pieces(whole, piece, |at, len| unsafe { run(at, len) }));
+            let store = move |at, len| unsafe { run(at, len) };
+            contest.enter_whole(format!("{name}, {manner}"), move || in_pieces(whole, piece, store));
         }
     }
     print("One thread", pages, bytes, &contest.hold(rounds));
@@ -77,9 +85,8 @@ pub fn all_workers(pages: Pages, bytes: usize, rounds: usize) {
         })
     });
     print(&format!("{workers} workers, {method}"), pages, bytes, &contest.hold(rounds));
-    let faults = median_of(rounds, || {
-        plain_threads(&memory, workers, |share| in_pieces(share, PIECE, populate))
-    });
+    let faults =
+        median_of(rounds, || plain_threads(&memory, workers, |share| in_pieces(share, PIECE, populate)));
     println!("Populating what is present already, {workers} threads, 4 MiB a call: {faults:.3?}.");
 }
 
@@ -87,6 +94,7 @@ pub fn teardown(pages: Pages, bytes: usize, rounds: usize) {
     let memory = Memory::new(pages, bytes);
     let service = ZeroingService::builder().build().unwrap();
     let threads = service.workers();
+    let pool = pool_of(&service, pages, bytes as u64);
     let mut contest = Contest::over(&memory);
     contest.enter("punch the pages out, populate them again", || {
         plain_threads(&memory, threads, |(at, len)| {
@@ -95,20 +103,47 @@ pub fn teardown(pages: Pages, bytes: usize, rounds: usize) {
         })
     });
     contest.enter_whole("service, teardown", || zero(&service, &memory));
+    contest.enter_with_own_memory("hugepage pool, a lease recycled", || recycle(&pool, bytes as u64));
     print(&format!("Teardown, {threads} threads"), pages, bytes, &contest.hold(rounds));
+}
+
+fn pool_of(service: &ZeroingService, pages: Pages, bytes: u64) -> HugepagePool {
+    let size = if pages == Pages::Huge2M { PageSize::Huge2M } else { PageSize::Base };
+    let with_memory = service.topology().nodes().iter().find(|node| node.memory_allowed());
+    let node = with_memory.expect("a node with memory").id();
+    HugepagePool::builder(service).page_size(size).capacity(node, bytes).build().unwrap()
+}
+
+/// A guest's memory from lease to recycling; only the end is timed: quiesced until it can be lent again.
+fn recycle(pool: &HugepagePool, bytes: u64) -> Duration {
+    let lease = pool.lease(bytes, NodePolicy::Any).unwrap();
+    let memory: LeasedMemory = lease.into_memory([(GuestAddress(0), bytes)]).unwrap();
+    let id = memory.lease();
+    for range in memory.host_ranges() {
+        let (start, len) = (range.start as usize, (range.end - range.start) as usize);
+        assert!(is_zero(start, len), "bytes were lent that are not zero");
+        fill(start, len);
+    }
+    let start = Instant::now();
+    memory.recycle(Quiesced::on_callers_word()).unwrap().wait().unwrap();
+    let time = start.elapsed();
+    pool.vm_is_gone(id);
+    time
 }
 
 /// Jobs so small that the way to a worker and back counts.
 pub fn small_jobs(pages: Pages, rounds: usize) {
     let memory = Memory::new(pages, 64 << 20);
     let service = ZeroingService::builder().build().unwrap();
-    println!("\n| one job, from submission until the waiter runs again | bare clear | service | added |\n|---|---|---|---|");
+    println!(
+        "\n| one job, from submission until the waiter runs again | bare clear | service | added |\n|---|---|---|---|"
+    );
     for len in [4 << 10, 2 << 20] {
         let run = bare(service.method_for(len as u64)).unwrap();
         // Different bytes each time, so that they are cold: the memory is larger than most caches.
         let at = |turn: usize| (turn * len) % memory.len;
         let turns = || 0..rounds;
-        memory.fill();
+        fill(memory.start, memory.len);
         let mut turn = turns();
         let plain = median_of(rounds, || {
             let at = at(turn.next().unwrap());
@@ -117,7 +152,7 @@ pub fn small_jobs(pages: Pages, rounds: usize) {
             unsafe { run(memory.start + at, len) };
             start.elapsed()
         });
-        memory.fill();
+        fill(memory.start, memory.len);
         let mut turn = turns();
         let served = median_of(rounds, || {
             let range = (GuestAddress(at(turn.next().unwrap()) as u64), len as u64);
@@ -145,6 +180,8 @@ pub fn service(builds: usize) {
     let service = two_workers();
     let memory = Memory::new(Pages::Anonymous4K, 64 << 20);
     zero(&service, &memory);
+    // The last worker may still be on its way to sleep.
+    std::thread::sleep(Duration::from_millis(20));
     let before = cpu_time_of_workers();
     std::thread::sleep(Duration::from_secs(1));
     let used = cpu_time_of_workers() - before;
@@ -161,7 +198,11 @@ fn cpu_time_of_workers() -> Duration {
     });
     let times = own.map(|task| {
         let account = fs::read_to_string(task.join("schedstat")).expect("the kernel keeps schedstat");
-        account.split_whitespace().next().and_then(|run| run.parse::<u64>().ok()).expect("nanoseconds of run time")
+        account
+            .split_whitespace()
+            .next()
+            .and_then(|run| run.parse::<u64>().ok())
+            .expect("nanoseconds of run time")
     });
     Duration::from_nanos(times.sum())
 }
@@ -171,7 +212,11 @@ fn zero(service: &ZeroingService, memory: &Memory) {
 }
 
 fn print(title: &str, pages: Pages, bytes: usize, scores: &[Score]) {
-    println!("\n| {title}, {} MiB of {} | GB/s | slowest .. fastest | ratio |\n|---|---|---|---|", bytes >> 20, pages.name());
+    println!(
+        "\n| {title}, {} MiB of {} | GB/s | slowest .. fastest | ratio |\n|---|---|---|---|",
+        bytes >> 20,
+        pages.name()
+    );
     let rate = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
     for score in scores {
         let (fastest, slowest) = score.fastest_and_slowest();

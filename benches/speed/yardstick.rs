@@ -25,51 +25,44 @@ pub fn bare(method: Method) -> Option<Loop> {
     }
 }
 
-// The safety of all of them: the run is mapped and ours, whole lines long and aligned to lines, and the CPU
-// has the instruction (the service of this very run chose it).
-
-unsafe fn rep_stosb(at: usize, len: usize) {
-    unsafe { asm!("rep stosb", inout("rdi") at => _, inout("rcx") len => _, in("al") 0u8, options(nostack)) }
+/// A loop in machine code: `$at` and `$len` name the registers that hold the address and the length.
+macro_rules! bare_loop {
+    ($name:ident, $at:tt, $len:ident => $count:expr, [$($line:tt),+], $($operand:tt)*) => {
+        unsafe fn $name(at: usize, $len: usize) {
+            // SAFETY: the caller's run is mapped, its own, not empty, and made of whole aligned lines, which
+            // are all that is stored to; the service of this very run chose the method, so the CPU has it.
+            unsafe { asm!($($line),+, inout($at) at => _, inout("rcx") $count => _, $($operand)*) }
+        }
+    };
 }
 
-unsafe fn rep_stosq(at: usize, len: usize) {
-    unsafe { asm!("rep stosq", inout("rdi") at => _, inout("rcx") len / 8 => _, in("rax") 0u64, options(nostack)) }
-}
+bare_loop!(rep_stosb, "rdi", len => len, ["rep stosb"], in("al") 0u8, options(nostack));
+bare_loop!(rep_stosq, "rdi", len => len / 8, ["rep stosq"], in("rax") 0u64, options(nostack));
+bare_loop!(
+    sse2, "rdi", len => len,
+    [
+        "pxor xmm0, xmm0", "2:", "movntdq [rdi], xmm0", "movntdq [rdi + 16], xmm0", "movntdq [rdi + 32], xmm0",
+        "movntdq [rdi + 48], xmm0", "add rdi, 64", "sub rcx, 64", "jnz 2b", "sfence"
+    ],
+    out("xmm0") _, options(nostack)
+);
+bare_loop!(
+    avx2, "rdi", len => len,
+    [
+        "vpxor ymm0, ymm0, ymm0", "2:", "vmovntdq [rdi], ymm0", "vmovntdq [rdi + 32], ymm0", "add rdi, 64",
+        "sub rcx, 64", "jnz 2b", "sfence", "vzeroupper"
+    ],
+    out("ymm0") _, options(nostack)
+);
+bare_loop!(
+    clzero, "rax", len => len,
+    ["2:", "clzero", "add rax, 64", "sub rcx, 64", "jnz 2b", "sfence"],
+    options(nostack)
+);
 
-unsafe fn sse2(at: usize, len: usize) {
-    unsafe {
-        asm!(
-            "pxor xmm0, xmm0",
-            "2:",
-            "movntdq [rdi], xmm0", "movntdq [rdi + 16], xmm0", "movntdq [rdi + 32], xmm0", "movntdq [rdi + 48], xmm0",
-            "add rdi, 64", "sub rcx, 64", "jnz 2b", "sfence",
-            inout("rdi") at => _, inout("rcx") len => _, out("xmm0") _, options(nostack),
-        );
-    }
-}
-
-unsafe fn avx2(at: usize, len: usize) {
-    unsafe {
-        asm!(
-            "vpxor ymm0, ymm0, ymm0",
-            "2:",
-            "vmovntdq [rdi], ymm0", "vmovntdq [rdi + 32], ymm0",
-            "add rdi, 64", "sub rcx, 64", "jnz 2b", "sfence", "vzeroupper",
-            inout("rdi") at => _, inout("rcx") len => _, out("ymm0") _, options(nostack),
-        );
-    }
-}
-
-unsafe fn clzero(at: usize, len: usize) {
-    unsafe {
-        asm!(
-            "2:", "clzero", "add rax, 64", "sub rcx, 64", "jnz 2b", "sfence",
-            inout("rax") at => _, inout("rcx") len => _, options(nostack),
-        );
-    }
-}
-
+/// What the C library makes of it.
 pub unsafe fn memset(at: usize, len: usize) {
+    // SAFETY: the caller's run is mapped and its own.
     unsafe { libc::memset(at as *mut _, 0, len) };
 }
 
