@@ -13,7 +13,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use vm_memory::FileOffset;
 
@@ -25,10 +25,10 @@ use crate::sys::{Chunk, first_data, is_tmpfs, kernel_is_at_least, page_size, reo
 pub(crate) struct Freshness {
     /// Host address ranges of private anonymous memory without a userfaultfd.
     anonymous: Vec<Range<u64>>,
-    /// Host address ranges of shared mappings without a userfaultfd.
-    shared: Vec<Range<u64>>,
+    /// Shared mappings without a userfaultfd.
+    shared: Vec<Mapping>,
     /// Per region: the tmpfs file, opened again so that seeking does not move the caller's offset.
-    files: Vec<Option<(File, u64)>>,
+    files: Vec<Option<Backing>>,
     pagemap: Option<File>,
     /// All pages are fresh by the way they were made.
     by_construction: bool,
@@ -47,15 +47,16 @@ impl Freshness {
         for mapping in parse_smaps(&smaps).filter(|mapping| !mapping.userfaultfd) {
             match (mapping.shared, mapping.anonymous) {
                 (false, true) => found.anonymous.push(mapping.range),
-                (true, _) => found.shared.push(mapping.range),
+                (true, _) => found.shared.push(mapping),
                 (false, false) => {}
             }
         }
         let holes_can_be_trusted = kernel_is_at_least(6, 6);
         found.files = files
             .map(|file| {
-                let file = file.filter(|file| holes_can_be_trusted && is_tmpfs(file.file()))?;
-                Some((reopen(file.file()).ok()?, file.start()))
+                let named = file.filter(|file| holes_can_be_trusted && is_tmpfs(file.file()))?;
+                let (file, identity) = (reopen(named.file()).ok()?, identity(named.file()).ok()?);
+                Some(Backing { file, identity, start: named.start() })
             })
             .collect();
         found
@@ -71,19 +72,19 @@ impl Freshness {
         let Some(end) = (chunk.ptr() as u64 + chunk.len() as u64).checked_next_multiple_of(page) else {
             return false;
         };
-        let inside =
-            |ranges: &[Range<u64>]| ranges.iter().any(|range| range.start <= start && end <= range.end);
-        if inside(&self.anonymous) {
+        if self.anonymous.iter().any(|range| range.start <= start && end <= range.end) {
             return self.pagemap_is_empty(start / page, end / page).unwrap_or(false);
         }
-        let Some(Some((file, offset))) = self.files.get(extent.region as usize) else { return false };
-        if !inside(&self.shared) {
+        let Some(Some(backing)) = self.files.get(extent.region as usize) else { return false };
+        let Some(first) = backing.start.checked_add(extent.start).map(|offset| offset & !(page - 1)) else {
+            return false;
+        };
+        if !self.shared.iter().any(|mapping| mapping.shows(start..end, backing, first)) {
             return false;
         }
-        let first = (offset + extent.start) & !(page - 1);
-        let last = offset + extent.end();
-        // No data behind `first` at all, or none before the extent's end (rounded to its page).
-        first_data(file, first).is_ok_and(|data| data.is_none_or(|data| data >= last.next_multiple_of(page)))
+        // No data behind `first` at all, or none before the last page's end.
+        first_data(&backing.file, first)
+            .is_ok_and(|data| data.is_none_or(|data| data.saturating_sub(first) >= end - start))
     }
 
     fn pagemap_is_empty(&self, first: u64, end: u64) -> io::Result<bool> {
@@ -108,14 +109,45 @@ impl Freshness {
     }
 }
 
+/// A file behind a region, as the region says.
+#[derive(Debug)]
+struct Backing {
+    file: File,
+    identity: Identity,
+    /// Where in the file the region begins.
+    start: u64,
+}
+
+/// Device (major, minor) and inode.
+type Identity = (u32, u32, u64);
+
+fn identity(file: &File) -> io::Result<Identity> {
+    let found = file.metadata()?;
+    Ok((libc::major(found.dev()), libc::minor(found.dev()), found.ino()))
+}
+
 /// One mapping of `/proc/<pid>/smaps` (proc_pid_smaps(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mapping {
     range: Range<u64>,
+    /// What is mapped, and from where in it on.
+    identity: Identity,
+    offset: u64,
     shared: bool,
     /// No file behind it.
     anonymous: bool,
     userfaultfd: bool,
+}
+
+impl Mapping {
+    /// Whether these addresses show the file from `offset` on. A region's word for it is not enough: holes of
+    /// another file, or of another part of this one, say nothing about the bytes behind the addresses.
+    fn shows(&self, addresses: Range<u64>, backing: &Backing, offset: u64) -> bool {
+        self.range.start <= addresses.start
+            && addresses.end <= self.range.end
+            && self.identity == backing.identity
+            && self.offset.checked_add(addresses.start - self.range.start) == Some(offset)
+    }
 }
 
 /// The mappings whose flags are known; others are left out, and so not believed.
@@ -141,7 +173,10 @@ fn parse_header(line: &str) -> Option<Mapping> {
     let (start, end) = words.next()?.split_once('-')?;
     let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
     let permissions = words.next()?;
-    let inode = words.nth(2)?;
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let inode: u64 = words.next()?.parse().ok()?;
+    let identity = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?, inode);
     let path = words.next().unwrap_or("");
     let shared = match permissions.as_bytes().get(3)? {
         b's' => true,
@@ -149,8 +184,8 @@ fn parse_header(line: &str) -> Option<Mapping> {
         _ => return None,
     };
     // Named anonymous mappings show as [anon:name]; [heap] and [stack] are anonymous as well.
-    let anonymous = inode == "0" && (path.is_empty() || path.starts_with('['));
-    Some(Mapping { range, shared, anonymous, userfaultfd: true })
+    let anonymous = inode == 0 && (path.is_empty() || path.starts_with('['));
+    Some(Mapping { range, identity, offset, shared, anonymous, userfaultfd: true })
 }
 
 #[cfg(test)]
