@@ -111,10 +111,12 @@ fn progress_grows_from_nothing_to_all() {
     let job = service.zero(&memory, Intent::Teardown).unwrap();
     gate.wait_for_somebody();
     assert_eq!((job.progress().done_bytes, job.progress().total_bytes), (0, LEN));
+    let (first_look, looked) = std::sync::mpsc::channel();
     let watcher = thread::spawn({
         let job = job.clone();
         move || {
             let mut seen = vec![job.progress().done_bytes];
+            first_look.send(()).unwrap();
             while !job.is_over() {
                 let progress = job.progress();
                 assert_eq!(progress.total_bytes, LEN);
@@ -124,6 +126,7 @@ fn progress_grows_from_nothing_to_all() {
             seen
         }
     });
+    looked.recv().unwrap();
     gate.open();
     let seen = watcher.join().unwrap();
     assert!(seen.is_sorted(), "progress went back");
