@@ -84,8 +84,9 @@ impl Worker {
                     return claim.settle(Outcome::Failed(cause), None, None);
                 };
                 claim.hand_back();
-                self.work_on(job, near, believed);
-                return self.work_on(job, far, believed);
+                // Queued, not called: should a panic end this look, the far half is still accounted for.
+                self.offer(Task { job: Arc::clone(job), extent: far, believed });
+                return self.work_on(job, near, believed);
             }
         };
         // Fresh pages are done already; sending them away would make them look used.
