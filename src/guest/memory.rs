@@ -44,19 +44,20 @@ where
             let Some((region, offset)) = physical.to_region_addr(GuestAddress(start)) else {
                 return Err(no_host_address);
             };
-            let Ok(first) = region.get_slice(offset, 1) else { return Err(no_host_address) };
-            let file = region.file_offset().and_then(|file| {
-                Some(FileOffset::from_arc(file.arc().clone(), file.start().checked_add(offset.0)?))
-            });
-            let huge = file.as_ref().and_then(|file| hugetlb_page_size(file.file()).ok().flatten());
-            let work = WorkRegion {
-                address: start,
-                len,
-                node: numa.policy_of(&Chunk::from_slice(&first)),
-                page: huge.unwrap_or_else(page_size),
-            };
-            starts.push(start);
-            regions.push(SourceRegion { work, file });
+            let backing = region.file_offset();
+            let huge = backing.and_then(|file| hugetlb_page_size(file.file()).ok().flatten());
+            let page = huge.unwrap_or_else(page_size);
+            for (from, len) in cut_at_page(offset.0, len, page) {
+                let offset = MemoryRegionAddress(offset.0 + from);
+                let Ok(first) = region.get_slice(offset, 1) else { return Err(no_host_address) };
+                let file = backing.and_then(|file| {
+                    Some(FileOffset::from_arc(file.arc().clone(), file.start().checked_add(offset.0)?))
+                });
+                let node = numa.policy_of(&Chunk::from_slice(&first));
+                let address = start + from;
+                starts.push(address);
+                regions.push(SourceRegion { work: WorkRegion { address, len, node, page }, file });
+            }
         }
         Ok((Self { memory, starts }, regions))
     }
@@ -89,6 +90,14 @@ where
             region.bitmap().mark_dirty(offset.0 as usize, extent.len as usize);
         }
     }
+}
+
+/// A piece (offset in its region and length) cut at its first page border, as `(from, len)`: chunks are
+/// counted from the start of a piece, and so no two of them share a page, and a failure is narrowed down to
+/// whole pages of memory.
+fn cut_at_page(offset: u64, len: u64, page: u64) -> impl Iterator<Item = (u64, u64)> {
+    let head = ((page - offset % page) % page).min(len);
+    [(0, head), (head, len - head)].into_iter().filter(|(_, len)| *len > 0)
 }
 
 /// Guest ranges cut at region borders: sorted, merged, each inside one region.

@@ -300,7 +300,7 @@ impl JobCore {
                     Outcome::ReadsZero => report.reads_zero_bytes += extent.len,
                     _ => {}
                 }
-                report.ranges.push(RangeReport { start: self.address(&extent), len: extent.len, outcome });
+                report.add(RangeReport { start: self.address(&extent), len: extent.len, outcome });
             }
         }
         report

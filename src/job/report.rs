@@ -20,7 +20,7 @@ pub struct RangeReport {
 }
 
 /// The account of a finished job. Its ranges cover every byte that was asked for exactly once, in
-/// ascending order within each region, coalesced.
+/// ascending order within each region; neighbours with the same outcome are one range, across regions too.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -44,6 +44,18 @@ pub struct Report {
 }
 
 impl Report {
+    /// Appends a range, to the last one if it continues it.
+    pub(super) fn add(&mut self, range: RangeReport) {
+        match self.ranges.last_mut() {
+            Some(last)
+                if last.start.checked_add(last.len) == Some(range.start) && last.outcome == range.outcome =>
+            {
+                last.len += range.len;
+            }
+            _ => self.ranges.push(range),
+        }
+    }
+
     /// Bytes that are known to read zero.
     #[must_use]
     pub fn zero_bytes(&self) -> u64 {
