@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::bitmap::NewBitmap;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionCollection};
@@ -13,9 +14,16 @@ use super::pool::PoolCore;
 use crate::sys::{Chunk, Reservation};
 use crate::topology::NodeId;
 
-/// The number of a lease, never given twice by a pool.
+/// The number of a lease, never given twice in a process: a lease of one pool means nothing to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId(pub(super) u64);
+pub struct LeaseId(u64);
+
+impl LeaseId {
+    pub(super) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,42 +82,14 @@ impl Lease {
     ) -> Result<LeasedMemory<B>, LayoutError> {
         let layout: Vec<(GuestAddress, u64)> = layout.into_iter().collect();
         self.core.check(&layout)?;
-        let mut regions = Vec::new();
-        let mut source = self.core.pieces();
-        for (guest, len) in layout {
-            let pool = &self.core.pool;
-            let mut addresses = Reservation::new(len, pool.page.max(HUGE_2M)).map_err(LayoutError::Map)?;
-            let mut parts = Vec::new();
-            let mut at = 0;
-            while at < len {
-                let Some((slab, offset, part)) = source.take(len - at) else { break };
-                let Some(slab) = pool.ledger.slab(slab) else { break };
-                addresses.append(&slab.file, offset, part).map_err(LayoutError::Map)?;
-                if let Some(slice) = addresses.slice(at, part, ()) {
-                    pool.service
-                        .numa()
-                        .bind(&Chunk::from_slice(&slice), slab.node)
-                        .map_err(LayoutError::Map)?;
-                }
-                parts.push((at, part, FileOffset::from_arc(Arc::clone(&slab.file), offset)));
-                at += part;
-            }
-            let addresses = Arc::new(addresses);
-            self.core.addresses.push(Arc::clone(&addresses));
-            for (at, part, file) in parts {
-                let start = GuestAddress(guest.0 + at);
-                regions.push(LeasedRegion::new(
-                    start,
-                    part,
-                    Arc::clone(&addresses),
-                    at,
-                    file,
-                    pool.is_hugetlb,
-                ));
+        match self.core.map(layout) {
+            Ok(regions) => Ok(LeasedMemory::new(regions, self.core)),
+            Err(error) => {
+                // Nobody has seen the addresses: the lease ends like one that was never mapped.
+                self.core.addresses.clear();
+                Err(error)
             }
         }
-        let regions = GuestRegionCollection::from_regions(regions)?;
-        Ok(LeasedMemory::new(regions, self.core))
     }
 }
 
@@ -144,6 +124,39 @@ impl LeaseCore {
             return Err(LayoutError::WrongSum { laid_out, leased: self.bytes });
         }
         Ok(())
+    }
+
+    /// Maps the pieces of a checked layout, and keeps the addresses.
+    fn map<B: NewBitmap>(
+        &mut self,
+        layout: Vec<(GuestAddress, u64)>,
+    ) -> Result<GuestRegionCollection<LeasedRegion<B>>, LayoutError> {
+        let mut regions = Vec::new();
+        let mut source = self.pieces();
+        for (guest, len) in layout {
+            let pool = &self.pool;
+            let mut addresses = Reservation::new(len, pool.page.max(HUGE_2M)).map_err(LayoutError::Map)?;
+            let mut parts = Vec::new();
+            let mut at = 0;
+            while at < len {
+                let Some((slab, offset, part)) = source.take(len - at) else { break };
+                let Some(slab) = pool.ledger.slab(slab) else { break };
+                addresses.append(&slab.file, offset, part).map_err(LayoutError::Map)?;
+                if let Some(slice) = addresses.slice(at, part, ()) {
+                    let chunk = Chunk::from_slice(&slice);
+                    pool.service.numa().bind(&chunk, slab.node).map_err(LayoutError::Map)?;
+                }
+                parts.push((at, part, FileOffset::from_arc(Arc::clone(&slab.file), offset)));
+                at += part;
+            }
+            let addresses = Arc::new(addresses);
+            self.addresses.push(Arc::clone(&addresses));
+            for (at, part, file) in parts {
+                let (start, addresses) = (GuestAddress(guest.0 + at), Arc::clone(&addresses));
+                regions.push(LeasedRegion::new(start, part, addresses, at, file, pool.is_hugetlb));
+            }
+        }
+        Ok(GuestRegionCollection::from_regions(regions)?)
     }
 
     /// The lease's bytes in order, to be taken piece by piece.
@@ -185,17 +198,17 @@ impl Drop for LeaseCore {
             // Nobody has ever had an address of it.
             self.end(Holder::Stale, false);
             if let Err(error) = self.pool.zero(Holder::Stale) {
-                tracing::warn!(lease = self.id.0, %error, "a lease went back unused and is not zeroed yet");
+                tracing::warn!(lease = %self.id, %error, "a lease went back unused and is not zeroed yet");
             }
             return;
         }
         tracing::warn!(
-            lease = self.id.0,
+            lease = %self.id,
             bytes = self.bytes,
             "guest memory was dropped without being recycled; its slabs are parked"
         );
         if let Err(error) = self.revoke() {
-            tracing::error!(lease = self.id.0, %error, "parked memory could not be taken from its addresses");
+            tracing::error!(lease = %self.id, %error, "parked memory could not be taken from its addresses");
         }
         self.end(Holder::Parked(self.id), true);
     }

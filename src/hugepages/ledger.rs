@@ -31,6 +31,25 @@ pub(super) enum Holder {
     Quarantined,
 }
 
+/// What a node's bytes are, in whole slabs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct PoolUsage {
+    /// Can be lent now.
+    pub zero_bytes: u64,
+    /// Stale, and no job zeroes them (a job was cut short): see [`HugepagePool::zero_stale`](crate::HugepagePool::zero_stale).
+    pub stale_bytes: u64,
+    /// Being zeroed.
+    pub zeroing_bytes: u64,
+    /// Lent.
+    pub leased_bytes: u64,
+    /// Of leases dropped without being recycled: see [`HugepagePool::reclaim`](crate::HugepagePool::reclaim).
+    pub parked_bytes: u64,
+    /// Out of use, for a bad page.
+    pub quarantined_bytes: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Ledger {
     pub(super) slabs: Vec<Slab>,
@@ -149,14 +168,23 @@ impl Ledger {
         }
     }
 
-    /// Bytes on `nodes` whose holder is one of those that `wanted` names.
-    pub(super) fn bytes_held(&self, nodes: &[NodeId], wanted: impl Fn(Holder) -> bool) -> u64 {
+    /// What the bytes on `nodes` are, at one moment: a slab that changes hands is counted once.
+    pub(super) fn usage(&self, nodes: &[NodeId]) -> PoolUsage {
         let holders = self.holders();
-        let slabs = self.slabs.iter().zip(&holders.of_slab);
-        slabs
-            .filter(|(slab, holder)| nodes.contains(&slab.node) && wanted(**holder))
-            .map(|(slab, _)| slab.bytes)
-            .sum()
+        let mut usage = PoolUsage::default();
+        for (slab, holder) in self.slabs.iter().zip(&holders.of_slab) {
+            if nodes.contains(&slab.node) {
+                *match holder {
+                    Holder::Zero => &mut usage.zero_bytes,
+                    Holder::Stale => &mut usage.stale_bytes,
+                    Holder::Zeroing => &mut usage.zeroing_bytes,
+                    Holder::Lent(_) => &mut usage.leased_bytes,
+                    Holder::Parked(_) => &mut usage.parked_bytes,
+                    Holder::Quarantined => &mut usage.quarantined_bytes,
+                } += slab.bytes;
+            }
+        }
+        usage
     }
 
     /// The leases that were dropped without being recycled.

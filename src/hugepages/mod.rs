@@ -18,5 +18,6 @@ mod zeroing;
 
 pub use error::{LayoutError, LeaseError, PoolError, RecycleError, RecycleFailure};
 pub use lease::{Lease, LeaseId, NodePolicy};
+pub use ledger::PoolUsage;
 pub use memory::{LeasedMemory, LeasedRegion};
-pub use pool::{HugepagePool, HugepagePoolBuilder, PageSize, PoolUsage};
+pub use pool::{HugepagePool, HugepagePoolBuilder, PageSize};

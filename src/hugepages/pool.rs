@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{LeaseError, PoolError, RecycleError};
 use super::host::{free_hugepages, hugepage_sizes, reservation_file};
 use super::lease::{Lease, LeaseId, NodePolicy};
-use super::ledger::{Holder, Ledger};
+use super::ledger::{Holder, Ledger, PoolUsage};
 use super::slab::Slab;
 use super::zeroing::SlabSource;
 use crate::error::{JobError, RequestError};
@@ -54,26 +53,6 @@ pub(super) struct PoolCore {
     pub(super) ledger: Arc<Ledger>,
     pub(super) page: u64,
     pub(super) is_hugetlb: bool,
-    leases: AtomicU64,
-}
-
-/// What a node's bytes are, in whole slabs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct PoolUsage {
-    /// Can be lent now.
-    pub zero_bytes: u64,
-    /// Stale, and no job zeroes them (a job was cut short): see [`HugepagePool::zero_stale`].
-    pub stale_bytes: u64,
-    /// Being zeroed.
-    pub zeroing_bytes: u64,
-    /// Lent.
-    pub leased_bytes: u64,
-    /// Of leases dropped without being recycled: see [`HugepagePool::reclaim`].
-    pub parked_bytes: u64,
-    /// Out of use, for a bad page.
-    pub quarantined_bytes: u64,
 }
 
 impl HugepagePool {
@@ -96,7 +75,7 @@ impl HugepagePool {
             return Err(LeaseError::NotWholePages { bytes, page });
         }
         let nodes = self.core.nodes_for(policy)?;
-        let id = LeaseId(self.core.leases.fetch_add(1, Ordering::Relaxed));
+        let id = LeaseId::next();
         match self.core.ledger.lend(id, bytes, &nodes)? {
             Some(slabs) => Ok(Lease::new(Arc::clone(&self.core), id, slabs, bytes)),
             None => Err(self.core.exhausted(bytes, nodes)),
@@ -118,15 +97,7 @@ impl HugepagePool {
     /// What the pool's bytes on a node are.
     #[must_use]
     pub fn usage(&self, node: NodeId) -> PoolUsage {
-        let held = |wanted: fn(Holder) -> bool| self.core.ledger.bytes_held(&[node], wanted);
-        PoolUsage {
-            zero_bytes: held(|holder| holder == Holder::Zero),
-            stale_bytes: held(|holder| holder == Holder::Stale),
-            zeroing_bytes: held(|holder| holder == Holder::Zeroing),
-            leased_bytes: held(|holder| matches!(holder, Holder::Lent(_))),
-            parked_bytes: held(|holder| matches!(holder, Holder::Parked(_))),
-            quarantined_bytes: held(|holder| holder == Holder::Quarantined),
-        }
+        self.core.ledger.usage(&[node])
     }
 
     /// The page-frame table behind the ledger: state, node and generation of every page.
@@ -218,12 +189,9 @@ impl PoolCore {
     }
 
     fn exhausted(&self, needed: u64, nodes: Vec<NodeId>) -> LeaseError {
-        let held = |wanted: fn(Holder) -> bool| self.ledger.bytes_held(&nodes, wanted);
-        let zero = held(|holder| holder == Holder::Zero);
-        let stale = held(|holder| matches!(holder, Holder::Stale | Holder::Zeroing));
-        let leased = held(|holder| matches!(holder, Holder::Lent(_)));
-        let parked = held(|holder| matches!(holder, Holder::Parked(_)));
-        let quarantined = held(|holder| holder == Holder::Quarantined);
+        let found = self.ledger.usage(&nodes);
+        let (zero, leased, parked) = (found.zero_bytes, found.leased_bytes, found.parked_bytes);
+        let (stale, quarantined) = (found.stale_bytes + found.zeroing_bytes, found.quarantined_bytes);
         let remedy = if zero + stale >= needed {
             "wait for the zeroing jobs, or start one with `zero_stale`"
         } else if zero + stale + parked >= needed {
@@ -320,7 +288,7 @@ impl HugepagePoolBuilder {
         let ledger = Arc::new(Ledger::new(slabs, frames));
         let is_hugetlb = hugepage.is_some();
         let service = Arc::clone(&self.service);
-        let core = Arc::new(PoolCore { service, ledger, page, is_hugetlb, leases: AtomicU64::new(0) });
+        let core = Arc::new(PoolCore { service, ledger, page, is_hugetlb });
         match core.populate()?.wait() {
             Ok(_) => Ok(HugepagePool { core }),
             Err(JobError::Failed { start, cause: Cause::Shortage { .. }, .. }) if is_hugetlb => {

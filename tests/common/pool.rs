@@ -1,0 +1,244 @@
+//! What the tests of pools, leases and slots share: small pools, bytes of leased memory, addresses that may
+//! hold nothing, and a gate that keeps every worker of a service busy.
+#![allow(
+    dead_code,
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests, and each test file uses its share of them"
+)]
+
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Arc, Condvar, Mutex};
+
+use vm_memory::bitmap::{BS, Bitmap};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion, GuestMemoryRegionBytes,
+    GuestRegionMmap, GuestUsize, MemoryRegionAddress, VolatileSlice,
+};
+use vm_zeroing::{
+    HugepagePool, Intent, Job, Lease, LeasedMemory, NodeId, NodePolicy, PageSize, ZeroingService,
+};
+
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+
+pub fn service() -> ZeroingService {
+    ZeroingService::builder().build().unwrap()
+}
+
+/// The node whose memory the tests take.
+pub fn node(service: &ZeroingService) -> NodeId {
+    service.topology().default_memory_nodes()[0]
+}
+
+/// A pool of base pages.
+pub fn pool(service: &ZeroingService, slabs: u64, slab_bytes: u64) -> HugepagePool {
+    let builder = HugepagePool::builder(service).page_size(PageSize::Base);
+    builder.capacity(node(service), slabs * slab_bytes).slab_bytes(slab_bytes).build().unwrap()
+}
+
+pub fn lease(pool: &HugepagePool, bytes: u64) -> Lease {
+    pool.lease(bytes, NodePolicy::Any).unwrap()
+}
+
+/// A lease as guest memory from guest address 0 on.
+pub fn memory(pool: &HugepagePool, bytes: u64) -> LeasedMemory {
+    lease(pool, bytes).into_memory([(GuestAddress(0), bytes)]).unwrap()
+}
+
+/// Writes a byte everywhere.
+pub fn fill(memory: &impl GuestMemoryBackend, byte: u8) {
+    let block = vec![byte; MIB as usize];
+    for region in memory.iter() {
+        for at in (0..region.len()).step_by(block.len()) {
+            let len = (region.len() - at).min(MIB) as usize;
+            memory.write_slice(&block[..len], GuestAddress(region.start_addr().0 + at)).unwrap();
+        }
+    }
+}
+
+/// Whether every byte is `byte`, read through the mapping.
+pub fn is_all(memory: &impl GuestMemoryBackend, byte: u8) -> bool {
+    let (expected, mut found) = (vec![byte; MIB as usize], vec![!byte; MIB as usize]);
+    memory.iter().all(|region| {
+        (0..region.len()).step_by(MIB as usize).all(|at| {
+            let len = (region.len() - at).min(MIB) as usize;
+            memory.read_slice(&mut found[..len], GuestAddress(region.start_addr().0 + at)).unwrap();
+            found[..len] == expected[..len]
+        })
+    })
+}
+
+/// Whether every byte of the files behind the memory is zero, read by descriptor: the mapping plays no part.
+pub fn files_are_zero(memory: &impl GuestMemoryBackend) -> bool {
+    let (zeros, mut found) = (vec![0; MIB as usize], vec![1; MIB as usize]);
+    memory.iter().all(|region| {
+        let file = region.file_offset().expect("leased memory has files");
+        (0..region.len()).step_by(MIB as usize).all(|at| {
+            let len = (region.len() - at).min(MIB) as usize;
+            file.file().read_exact_at(&mut found[..len], file.start() + at).unwrap();
+            found[..len] == zeros[..len]
+        })
+    })
+}
+
+/// (inode, offset, length) of every region.
+pub fn pieces(memory: &impl GuestMemoryBackend) -> Vec<(u64, u64, u64)> {
+    memory
+        .iter()
+        .map(|region| {
+            let file = region.file_offset().expect("leased memory has files");
+            (file.file().metadata().unwrap().ino(), file.start(), region.len())
+        })
+        .collect()
+}
+
+/// Host addresses of every region.
+pub fn hosts(memory: &impl GuestMemoryBackend) -> Vec<Range<u64>> {
+    let address = |region: &dyn Fn() -> *mut u8| region() as u64;
+    memory
+        .iter()
+        .map(|region| {
+            let start = address(&|| region.get_host_address(MemoryRegionAddress(0)).unwrap());
+            start..start + region.len()
+        })
+        .collect()
+}
+
+/// Whether the first and last byte of the range can be read, without touching them ourselves: the kernel
+/// copies them into a pipe, or answers EFAULT.
+pub fn is_readable(range: &Range<u64>) -> bool {
+    let answers = [range.start, range.end - 1].map(|address| {
+        let (reader, writer) = io::pipe().unwrap();
+        use std::os::fd::AsRawFd;
+        // SAFETY: write(2) reads one byte at the address if it is there, and answers EFAULT if not.
+        let wrote = unsafe { libc::write(writer.as_raw_fd(), address as *const libc::c_void, 1) };
+        drop(reader);
+        match wrote {
+            1 => true,
+            _ => {
+                assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
+                false
+            }
+        }
+    });
+    assert_eq!(answers[0], answers[1], "half of {range:x?} is there");
+    answers[0]
+}
+
+/// The permissions ("rw-s", "---p") of the mapping that holds an address; `None` where nothing is mapped.
+pub fn permissions_at(address: u64) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        (start <= address && address < end).then(|| words.next().unwrap().to_owned())
+    })
+}
+
+/// Every worker of a service waits here until the gate opens: what is submitted meanwhile stays queued.
+#[derive(Debug)]
+pub struct Gate {
+    state: Arc<GateState>,
+    job: Job,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    /// Workers that wait or have waited, and whether the gate is open.
+    inner: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn shut(service: &ZeroingService) -> Self {
+        let state = Arc::new(GateState::default());
+        let region = |number: u64| GateRegion {
+            inner: GuestRegionMmap::from_range(GuestAddress(number * 4096), 4096, None).unwrap(),
+            state: Arc::clone(&state),
+        };
+        let memory = Arc::new(GateMemory((0..service.workers() as u64).map(region).collect()));
+        let job = service.zero(&memory, Intent::Teardown).unwrap();
+        let mut inner = state.inner.lock().unwrap();
+        while inner.0 < service.workers() {
+            inner = state.changed.wait(inner).unwrap();
+        }
+        drop(inner);
+        Self { state, job }
+    }
+
+    /// Lets the workers go on; dropping the gate does too.
+    pub fn open(&self) {
+        self.state.inner.lock().unwrap().1 = true;
+        self.state.changed.notify_all();
+    }
+
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+/// One page a worker.
+#[derive(Debug)]
+struct GateMemory(Vec<GateRegion>);
+
+#[derive(Debug)]
+struct GateRegion {
+    inner: GuestRegionMmap,
+    state: Arc<GateState>,
+}
+
+impl GuestMemoryRegion for GateRegion {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        self.inner.len()
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        self.inner.start_addr()
+    }
+
+    fn bitmap(&self) -> BS<'_, ()> {
+        ().slice_at(0)
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> Result<VolatileSlice<'_, BS<'_, ()>>, GuestMemoryError> {
+        // Submitting looks at the first byte; a worker asks for all of it.
+        if count == 4096 {
+            let mut inner = self.state.inner.lock().unwrap();
+            inner.0 += 1;
+            self.state.changed.notify_all();
+            while !inner.1 {
+                inner = self.state.changed.wait(inner).unwrap();
+            }
+        }
+        self.inner.get_slice(offset, count)
+    }
+}
+
+impl GuestMemoryRegionBytes for GateRegion {}
+
+impl GuestMemoryBackend for GateMemory {
+    type R = GateRegion;
+
+    fn iter(&self) -> impl Iterator<Item = &Self::R> {
+        self.0.iter()
+    }
+}
