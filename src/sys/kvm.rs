@@ -58,7 +58,7 @@ impl<M: KeepsMapped> SlotTable<M> {
     /// What the slots of `memory` would be, numbered from `first` on; `None` for a region without a host address.
     pub(crate) fn plan(&self, first: u32) -> impl Iterator<Item = Result<Slot, u64>> {
         let regions = self.memory.iter().flat_map(|memory| memory.iter());
-        regions.zip(first..).map(|(region, number)| {
+        regions.zip(first..=u32::MAX).map(|(region, number)| {
             let guest = region.start_addr().0;
             let slice = region.as_volatile_slice().map_err(|_| guest)?;
             let (host, found) = (slice.ptr_guard_mut().as_ptr() as u64, slice.len() as u64);
