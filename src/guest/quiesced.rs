@@ -49,16 +49,8 @@ impl Quiesced {
 
     /// Whether the statement is about `range` (host addresses).
     pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
-        let Some(slots) = &self.slots_deleted else { return true };
-        // Slots at adjacent addresses cover a range together.
-        let mut at = range.start;
-        while at < range.end {
-            match slots.iter().find(|slot| slot.contains(&at)) {
-                Some(slot) => at = slot.end,
-                None => return false,
-            }
-        }
-        true
+        let own = |own: &Range<u64>| own.start <= range.start && range.end <= own.end;
+        self.slots_deleted.as_ref().is_none_or(|ranges| ranges.iter().any(own))
     }
 
     /// Whether it is a fact that no memory slot of a VM holds the addresses any more.
