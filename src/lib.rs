@@ -25,7 +25,7 @@ pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
 pub use guest::{KvmQuiesced, KvmSlots, TeardownFailure};
 pub use hugepages::{
     HugepagePool, HugepagePoolBuilder, LayoutError, Lease, LeaseError, LeaseId, LeasedMemory, LeasedRegion,
-    NodePolicy, PageSize, PoolError, PoolUsage, RecycleError, RecycleFailure,
+    NodePolicy, PageSize, PoolError, PoolFrames, PoolUsage, RecycleError, RecycleFailure,
 };
 pub use job::{Cause, Job, Outcome, Progress, RangeReport, Report};
 pub use service::{ZeroingService, ZeroingServiceBuilder};

@@ -63,6 +63,11 @@ impl ServiceCore {
         Ok(Job::new(self.pool.submit(Arc::new(work), regions, terms)?, false))
     }
 
+    /// Whether the workers exist in this process.
+    pub(crate) fn check_process(&self) -> Result<(), RequestError> {
+        self.pool.check_process()
+    }
+
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }

@@ -376,7 +376,7 @@ fn a_cancelled_recycling_leaves_stale_pages_that_are_not_lent() {
     assert_eq!(pool.usage(node).stale_bytes, MIB);
     let pages = MIB / pool.page_bytes();
     for page in 0..pages {
-        assert_eq!(pool.frames().frame(page).unwrap().state(), PageState::Stale);
+        assert_eq!(pool.frames().state(page).unwrap(), PageState::Stale);
     }
     let error = pool.lease(MIB, NodePolicy::Any).unwrap_err();
     assert!(

@@ -241,7 +241,7 @@ impl Model {
         let parked: BTreeSet<LeaseId> = self.parked.iter().map(|(id, _)| *id).collect();
         assert_eq!(self.pool.parked(), parked.into_iter().collect::<Vec<_>>());
 
-        let state = |page| self.pool.frames().frame(page).unwrap().state();
+        let state = |page| self.pool.frames().state(page).unwrap();
         for live in &self.live {
             assert!(live.slabs.iter().all(|slab| self.pages(*slab).all(|p| state(p) == PageState::Leased)));
             let mut expected = vec![0; live.memory.bytes() as usize];
@@ -262,7 +262,7 @@ impl Model {
         // Pages of a slab that a cancelled job left half done are zero one by one; the slab is stale.
         assert!(counts.zero >= usage.zero_bytes / page);
         assert!(counts.stale >= usage.parked_bytes / page);
-        let state = |frame| self.pool.frames().frame(frame).unwrap().state();
+        let state = |frame| self.pool.frames().state(frame).unwrap();
         let fully_zero = |slab: &u64| self.pages(*slab).all(|page| state(page) == PageState::Zero);
         let zero = (0..self.slabs).filter(fully_zero).count() as u64 * self.slab_bytes;
         assert_eq!(zero, usage.zero_bytes, "a slab is lendable exactly if all its pages are zero");

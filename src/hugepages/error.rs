@@ -60,6 +60,18 @@ pub enum PoolError {
         /// The file that sets their number.
         file: String,
     },
+    /// The node has less memory than this.
+    #[error(
+        "need {needed} bytes on {node}, which has {total} in all: ask for less, or for some on other nodes"
+    )]
+    NotEnoughMemory {
+        /// The node.
+        node: NodeId,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes the node has in all.
+        total: u64,
+    },
     /// The kernel refused a call.
     #[error("{call} for a slab of {bytes} bytes on {node}: {source}")]
     System {
@@ -127,6 +139,9 @@ pub enum LeaseError {
         /// What helps.
         remedy: &'static str,
     },
+    /// Called in a forked child ([`RequestError::ForkedChild`]), where its parent's pages are not to be lent.
+    #[error(transparent)]
+    Request(RequestError),
     /// The ledger contradicts itself; the slab in question was taken out of use.
     #[error("the ledger contradicts itself (a bug): {0}")]
     Ledger(#[from] FrameError),
@@ -167,6 +182,9 @@ pub enum LayoutError {
     /// Entries overlap or are not in ascending order.
     #[error("the layout cannot be guest memory: {0}")]
     Regions(#[from] GuestRegionCollectionError),
+    /// Called in a forked child ([`RequestError::ForkedChild`]): the lease is its parent's.
+    #[error(transparent)]
+    Request(RequestError),
     /// The kernel refused a mapping.
     #[error("cannot map the lease: {0}; is vm.max_map_count reached?")]
     Map(#[from] io::Error),
@@ -190,8 +208,9 @@ pub enum RecycleError {
         /// Host addresses it says nothing about.
         uncovered: Range<u64>,
     },
-    /// The addresses could not be cleared of the memory; it stays leased.
-    #[error("cannot take the memory from its addresses: {0}")]
+    /// The addresses could not be cleared of the memory; it is parked, and
+    /// [`reclaim`](crate::HugepagePool::reclaim) tries again.
+    #[error("cannot take the memory from its addresses: {0}; the lease is parked, `reclaim` tries again")]
     Revoke(#[source] io::Error),
     /// The lease has ended and its pages are stale, but no job zeroes them.
     #[error(

@@ -109,6 +109,7 @@ pub(super) struct LeaseCore {
 
 impl LeaseCore {
     fn check(&self, layout: &[(GuestAddress, u64)]) -> Result<(), LayoutError> {
+        self.pool.check_process().map_err(LayoutError::Request)?;
         let page = self.pool.page;
         let mut laid_out = 0u64;
         for &(guest, len) in layout {

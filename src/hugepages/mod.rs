@@ -8,6 +8,7 @@
 //! slabs whose pages are all `Zero` are lent.
 
 mod error;
+mod frames;
 mod host;
 mod lease;
 mod ledger;
@@ -17,6 +18,7 @@ mod slab;
 mod zeroing;
 
 pub use error::{LayoutError, LeaseError, PoolError, RecycleError, RecycleFailure};
+pub use frames::PoolFrames;
 pub use lease::{Lease, LeaseId, NodePolicy};
 pub use ledger::PoolUsage;
 pub use memory::{LeasedMemory, LeasedRegion};

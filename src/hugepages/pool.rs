@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::{LeaseError, PoolError, RecycleError};
+use super::frames::PoolFrames;
 use super::host::{free_hugepages, hugepage_sizes, reservation_file};
 use super::lease::{Lease, LeaseId, NodePolicy};
 use super::ledger::{Holder, Ledger, PoolUsage};
@@ -14,8 +15,8 @@ use crate::frames::{FrameTable, Span};
 use crate::guest::{Planned, Purpose, Quiesced, Strategy, Verify};
 use crate::job::{Cause, Job, Lane, Terms};
 use crate::service::{ServiceCore, ZeroingService};
-use crate::sys::page_size;
-use crate::topology::NodeId;
+use crate::sys::{Reservation, page_size};
+use crate::topology::{Node, NodeId};
 
 /// The size of a pool's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,6 +75,7 @@ impl HugepagePool {
         if bytes == 0 || !bytes.is_multiple_of(page) {
             return Err(LeaseError::NotWholePages { bytes, page });
         }
+        self.core.check_process().map_err(LeaseError::Request)?;
         let nodes = self.core.nodes_for(policy)?;
         let id = LeaseId::next();
         match self.core.ledger.lend(id, bytes, &nodes)? {
@@ -100,10 +102,10 @@ impl HugepagePool {
         self.core.ledger.usage(&[node])
     }
 
-    /// The page-frame table behind the ledger: state, node and generation of every page.
+    /// State, node and generation of every page.
     #[must_use]
-    pub fn frames(&self) -> &FrameTable {
-        &self.core.ledger.frames
+    pub fn frames(&self) -> PoolFrames<'_> {
+        PoolFrames::new(&self.core.ledger.frames)
     }
 
     /// Starts a job that zeroes whatever is stale and held by nobody, after a job was cancelled or failed.
@@ -126,12 +128,21 @@ impl HugepagePool {
     ///
     /// # Errors
     ///
-    /// [`RecycleError::NotParked`], [`RecycleError::Request`].
+    /// [`RecycleError::NotParked`], [`RecycleError::Revoke`] (it stays parked), [`RecycleError::Request`].
     pub fn reclaim(&self, lease: LeaseId, _quiet: Quiesced) -> Result<Job, RecycleError> {
         let parked = self.parked();
         if !parked.contains(&lease) {
             return Err(RecycleError::NotParked { lease, parked });
         }
+        // What could not be taken from its addresses when it was dropped is now, or nobody gets it.
+        let revoked = self
+            .core
+            .ledger
+            .holders()
+            .kept_addresses
+            .get_mut(&lease)
+            .map(|kept| kept.iter_mut().try_for_each(Reservation::revoke));
+        revoked.unwrap_or(Ok(())).map_err(RecycleError::Revoke)?;
         self.core.zero(Holder::Parked(lease)).map_err(RecycleError::Request)
     }
 
@@ -143,6 +154,11 @@ impl HugepagePool {
 }
 
 impl PoolCore {
+    /// A forked child has a copy of the ledger and the same pages: what it lent, its parent would lend too.
+    pub(super) fn check_process(&self) -> Result<(), RequestError> {
+        self.service.check_process()
+    }
+
     /// Starts the job that zeroes the slabs held as `held`. On refusal they are stale and held by nobody.
     pub(super) fn zero(&self, held: Holder) -> Result<Job, RequestError> {
         let slabs = self.ledger.begin_zeroing(held);
@@ -289,11 +305,14 @@ impl HugepagePoolBuilder {
         let is_hugetlb = hugepage.is_some();
         let service = Arc::clone(&self.service);
         let core = Arc::new(PoolCore { service, ledger, page, is_hugetlb });
-        match core.populate()?.wait() {
+        let populated = core.populate()?.wait();
+        match populated {
             Ok(_) => Ok(HugepagePool { core }),
             Err(JobError::Failed { start, cause: Cause::Shortage { .. }, .. }) if is_hugetlb => {
                 let slab = core.ledger.slabs.iter().rfind(|slab| slab.offset <= start);
                 let node = slab.map_or(NodeId(0), |slab| slab.node);
+                // The host gets its pages back before they are counted.
+                drop(core);
                 Err(self.not_enough(node, page))
             }
             Err(error) => Err(PoolError::Populate(error)),
@@ -321,7 +340,14 @@ impl HugepagePoolBuilder {
             let known = nodes.filter(|node| node.memory_allowed()).map(|node| node.id()).collect();
             return Err(PoolError::UnknownNode { node, known });
         }
-        Ok(())
+        // Populating more base pages than there are would end in the out-of-memory killer, not in an error.
+        // (Of hugepages the kernel keeps a number, and refuses.)
+        let total = |node| self.service.topology().node(node).map_or(0, Node::memory_bytes);
+        let exceeds = |(node, bytes): &(&NodeId, &u64)| (1..**bytes).contains(&total(**node));
+        match self.capacity.iter().find(exceeds) {
+            Some((&node, _)) if hugepage.is_none() => Err(self.more_than_there_is(node)),
+            _ => Ok(()),
+        }
     }
 
     /// The slabs, and a span of frames a node.
@@ -333,18 +359,24 @@ impl HugepagePoolBuilder {
         let mut offset = 0;
         for (&node, &capacity) in self.capacity.iter().filter(|(_, bytes)| **bytes > 0) {
             spans.push(Span { node, first: offset / page, frames: capacity / page });
-            let end = offset + capacity;
+            let Some(end) = offset.checked_add(capacity) else {
+                return Err(self.more_than_there_is(node));
+            };
             while offset < end {
                 let bytes = slab_bytes.min(end - offset);
                 let failed = |call| move |source| PoolError::System { call, bytes, node, source };
-                let slab = Slab::new(node, bytes, page, hugepage, offset).map_err(|source| {
-                    match source.raw_os_error() {
-                        Some(libc::ENOMEM | libc::ENOSPC) if hugepage.is_some() => {
-                            self.not_enough(node, page)
-                        }
-                        _ => failed("memfd_create or mmap")(source),
+                let slab = match Slab::new(node, bytes, page, hugepage, offset) {
+                    Ok(slab) => slab,
+                    Err(source)
+                        if hugepage.is_some()
+                            && matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC)) =>
+                    {
+                        // The host gets its pages back before they are counted.
+                        drop(slabs);
+                        return Err(self.not_enough(node, page));
                     }
-                })?;
+                    Err(source) => return Err(failed("memfd_create or mmap")(source)),
+                };
                 if let Some(all) = slab.own.chunk(0, bytes) {
                     self.service.numa().bind(&all, node).map_err(failed("mbind"))?;
                 }
@@ -353,6 +385,12 @@ impl HugepagePoolBuilder {
             }
         }
         Ok((slabs, spans))
+    }
+
+    fn more_than_there_is(&self, node: NodeId) -> PoolError {
+        let needed = self.capacity.get(&node).copied().unwrap_or(0);
+        let total = self.service.topology().node(node).map_or(0, Node::memory_bytes);
+        PoolError::NotEnoughMemory { node, needed, total }
     }
 
     fn not_enough(&self, node: NodeId, page: u64) -> PoolError {

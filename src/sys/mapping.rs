@@ -75,7 +75,13 @@ impl Reservation {
 
     /// Takes the memory away and keeps the addresses: whoever still holds one of them, a KVM memslot
     /// above all, finds nothing there. `&mut`: no slice of it is alive.
+    ///
+    /// A forked child has nothing to take away: the mapping was not inherited, and what lies there now is
+    /// the child's own.
     pub(crate) fn revoke(&mut self) -> io::Result<()> {
+        if self.mapped == 0 || !self.range.is_of_this_process() {
+            return Ok(());
+        }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let start = self.range.start as *mut u8;
         let nothing = AddressRange::map(Some(start), self.range.len, libc::PROT_NONE, flags, None)?;
@@ -108,6 +114,8 @@ const RW: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 struct AddressRange {
     start: usize,
     len: usize,
+    /// The process that has it. Guest memory is not inherited by fork, so in a child other things lie there.
+    process: u32,
 }
 
 impl AddressRange {
@@ -131,7 +139,11 @@ impl AddressRange {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { start: start as usize, len })
+        Ok(Self { start: start as usize, len, process: std::process::id() })
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// The address of `offset .. offset + len` inside the range.
@@ -167,7 +179,10 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: the range is ours, and whoever borrowed from it is gone: slices borrow the owner.
+        if !self.is_of_this_process() {
+            return;
+        }
+        // SAFETY: the range is ours in this process, and whoever borrowed from it is gone: slices borrow the owner.
         unsafe { libc::munmap(self.start as *mut libc::c_void, self.len) };
     }
 }
