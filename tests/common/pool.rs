@@ -9,6 +9,7 @@
     reason = "helpers of tests are tests, and each test file uses its share of them"
 )]
 
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -140,6 +141,79 @@ pub fn permissions_at(address: u64) -> Option<String> {
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
         (start <= address && address < end).then(|| words.next().unwrap().to_owned())
     })
+}
+
+/// Hugepages taken from the host for a test, and given back.
+#[derive(Debug)]
+pub struct Hugepages {
+    pub page: u64,
+    /// How many the host was given.
+    added: u64,
+    /// One test at a time changes the host's numbers, whichever binary it is in.
+    _lock: File,
+}
+
+impl Hugepages {
+    /// The host's hugepages of this size to oneself, `pages` of them free at least; says aloud why not.
+    pub fn reserve(page: u64, pages: u64) -> Option<Self> {
+        let path = std::env::temp_dir().join("vm-zeroing-hugepages.lock");
+        let lock = OpenOptions::new().create(true).append(true).open(path);
+        let lock = match lock.and_then(|file| file.lock().map(|()| file)) {
+            Ok(lock) => lock,
+            Err(error) => {
+                println!("skipped: no lock for the host's hugepages: {error}");
+                return None;
+            }
+        };
+        let mut taken = Self { page, added: 0, _lock: lock };
+        let Some(before) = taken.read("nr_hugepages") else {
+            println!("skipped: this kernel has no hugepages of {page} bytes");
+            return None;
+        };
+        if taken.available() < pages {
+            if let Err(error) = taken.write(before + pages) {
+                println!("skipped: cannot reserve {pages} hugepages of {page} bytes (root can): {error}");
+                return None;
+            }
+            taken.added = taken.read("nr_hugepages").unwrap_or(before).saturating_sub(before);
+        }
+        if taken.available() < pages {
+            println!("skipped: the host has no {pages} hugepages of {page} bytes to spare");
+            return None;
+        }
+        Some(taken)
+    }
+
+    /// Pages that are neither used nor reserved.
+    pub fn available(&self) -> u64 {
+        let read = |name| self.read(name).unwrap_or(0);
+        read("free_hugepages").saturating_sub(read("resv_hugepages"))
+    }
+
+    /// How many there are in all: others on the machine may change it.
+    pub fn total(&self) -> u64 {
+        self.read("nr_hugepages").unwrap_or(0)
+    }
+
+    fn file(&self, name: &str) -> String {
+        format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", self.page / KIB)
+    }
+
+    fn read(&self, name: &str) -> Option<u64> {
+        std::fs::read_to_string(self.file(name)).ok()?.trim().parse().ok()
+    }
+
+    fn write(&self, pages: u64) -> io::Result<()> {
+        std::fs::write(self.file("nr_hugepages"), pages.to_string())
+    }
+}
+
+impl Drop for Hugepages {
+    fn drop(&mut self) {
+        if self.added > 0 {
+            let _ = self.write(self.total().saturating_sub(self.added));
+        }
+    }
 }
 
 /// Every worker of a service waits here until the gate opens: what is submitted meanwhile stays queued.
