@@ -393,9 +393,16 @@ impl HugepagePoolBuilder {
         PoolError::NotEnoughMemory { node, needed, total }
     }
 
-    fn not_enough(&self, node: NodeId, page: u64) -> PoolError {
-        let needed = self.capacity.get(&node).map_or(0, |bytes| bytes / page);
-        let (free, file) = (free_hugepages(node, page), reservation_file(node, page));
-        PoolError::NotEnoughHugepages { node, page, needed, free, file }
+    /// Names the node that lacks pages, which need not be the one where the host as a whole ran out of them
+    /// (`met`): reservations are not made node by node.
+    fn not_enough(&self, met: NodeId, page: u64) -> PoolError {
+        let counted = |node: NodeId, bytes: u64| (node, bytes / page, free_hugepages(node, page));
+        let all = self.capacity.iter().map(|(node, bytes)| counted(*node, *bytes));
+        let (node, needed, free) = all
+            .clone()
+            .find(|(_, needed, free)| free < needed)
+            .or_else(|| all.clone().find(|(node, ..)| *node == met))
+            .unwrap_or_else(|| counted(met, 0));
+        PoolError::NotEnoughHugepages { node, page, needed, free, file: reservation_file(node, page) }
     }
 }
