@@ -152,6 +152,13 @@ pub fn bind(start: *const u8, bytes: u64, node: NodeId) {
     assert_eq!(answer, 0, "mbind: {}", io::Error::last_os_error());
 }
 
+/// Base pages only, so that a page made present does not bring its neighbours with it.
+pub fn without_huge_pages(start: *const u8, bytes: u64) {
+    // SAFETY: advice about a mapping of guest memory; changes no byte.
+    let answer = unsafe { libc::madvise(start.cast_mut().cast(), bytes as usize, libc::MADV_NOHUGEPAGE) };
+    assert_eq!(answer, 0, "{}", io::Error::last_os_error());
+}
+
 /// The host address of a guest address.
 pub fn host(memory: &impl GuestMemoryBackend, at: u64) -> *mut u8 {
     memory.get_host_address(GuestAddress(at)).unwrap()
