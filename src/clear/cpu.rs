@@ -1,9 +1,8 @@
 //! What a CPU offers to clearing, and which methods follow from that.
+//!
+//! Needs nothing but `core`, as the kernels: the machine with CLZERO in `tests/machines` runs the same files.
 
-use std::sync::OnceLock;
-
-use super::method::{Method, offered_by, refuse_if};
-use crate::error::MethodError;
+use super::method::Method;
 
 /// XCR0 bits 1 and 2: the system saves XMM and YMM registers (Intel SDM volume 1, 13.3).
 pub(super) const XCR0_YMM: u64 = 0b110;
@@ -57,17 +56,6 @@ pub struct CpuDescription {
 }
 
 impl CpuDescription {
-    /// The CPU this runs on. Reads CPUID once per process: it does not change, and each of some fifteen
-    /// reads costs microseconds in a virtual machine.
-    pub fn detect() -> Self {
-        static HERE: OnceLock<CpuDescription> = OnceLock::new();
-        #[cfg(target_arch = "x86_64")]
-        let read = super::x86_64::detect;
-        #[cfg(not(target_arch = "x86_64"))]
-        let read = Self::bare;
-        HERE.get_or_init(read).clone()
-    }
-
     /// The x86-64 baseline: nothing optional, no cache listed, maker unknown.
     pub fn bare() -> Self {
         Self {
@@ -82,20 +70,6 @@ impl CpuDescription {
             movdir64b: false,
             llc_bytes: None,
         }
-    }
-
-    /// Whether a CPU so described can run the method.
-    ///
-    /// # Errors
-    ///
-    /// [`MethodError::Unavailable`] says what is missing and which methods there are.
-    pub fn supports(&self, method: Method) -> Result<(), MethodError> {
-        refuse_if(method, |method| self.lacks(method))
-    }
-
-    /// The methods that a CPU so described can run, never empty.
-    pub fn methods(&self) -> Vec<Method> {
-        offered_by(|method| self.lacks(method))
     }
 
     /// The availability contract of every method: what is missing, if anything.

@@ -7,8 +7,10 @@
 
 mod cpu;
 mod method;
+mod offer;
 mod portable;
 mod rule;
+mod run;
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 mod tests;
@@ -23,9 +25,7 @@ pub(crate) use verify::first_nonzero;
 use crate::error::MethodError;
 use crate::sys::Chunk;
 use rule::Plan;
-
-/// The unit of a whole line: what `CLZERO` and `MOVDIR64B` write, and what write combining wants whole.
-const LINE: usize = 64;
+use run::{Store, run};
 
 /// The methods that are run, each checked against the CPU under us.
 #[derive(Debug, Clone, Copy)]
@@ -78,19 +78,6 @@ fn lacks_here(method: Method) -> Option<&'static str> {
     here
 }
 
-/// A function that zeroes `len` bytes at a pointer.
-type Kernel = unsafe fn(*mut u8, usize);
-
-/// A kernel and what it can be given.
-#[derive(Debug, Clone, Copy)]
-enum Store {
-    /// Any bytes.
-    Bytes(Kernel),
-    /// Whole lines only.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no such kernels"))]
-    Lines(Kernel),
-}
-
 /// The kernel of a method. Outside x86-64 there is one.
 fn store(method: Method) -> Store {
     #[cfg(target_arch = "x86_64")]
@@ -99,33 +86,5 @@ fn store(method: Method) -> Store {
     {
         let _ = method;
         Store::Bytes(portable::portable)
-    }
-}
-
-/// Zeroes `ptr .. ptr + len` in ascending order: the bytes before the first and after the last whole line by
-/// ordinary stores, the lines by the kernel.
-///
-/// # Safety
-///
-/// Every byte of the range is mapped and writable, no Rust reference to one of them is live, and the CPU
-/// under us offers the kernel's instructions.
-unsafe fn run(store: Store, ptr: *mut u8, len: usize) {
-    match store {
-        // SAFETY: passed on.
-        Store::Bytes(kernel) => unsafe { kernel(ptr, len) },
-        Store::Lines(kernel) => {
-            let head = (ptr.addr().wrapping_neg() & (LINE - 1)).min(len);
-            let lines = (len - head) & !(LINE - 1);
-            let tail = len - head - lines;
-            // SAFETY: the three parts lie one after the other in `ptr .. ptr + len`, which the caller
-            // vouches for. If `lines` is not 0, `head` < `LINE` bytes lead to a multiple of `LINE`.
-            unsafe {
-                portable::portable(ptr, head);
-                if lines != 0 {
-                    kernel(ptr.wrapping_add(head), lines);
-                }
-                portable::portable(ptr.wrapping_add(head + lines), tail);
-            }
-        }
     }
 }
