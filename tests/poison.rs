@@ -146,7 +146,7 @@ fn quarantined(page_size: PageSize, slab: u64) {
     assert_eq!(SIGNALS.load(Ordering::Relaxed), 0, "nobody is signalled");
 
     for frame in 0..2 * slab / page {
-        let state = pool.frames().frame(frame).unwrap().state();
+        let state = pool.frames().state(frame).unwrap();
         let expected = if frame == bad / page { PageState::Quarantined } else { PageState::Zero };
         assert_eq!(state, expected, "frame {frame}");
     }
