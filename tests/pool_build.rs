@@ -103,7 +103,7 @@ fn a_page_of_a_gibibyte_that_is_half_zeroed_is_stale() {
     // A job may be over before it hears of the cancelling: not every time.
     for _ in 0..20 {
         let memory = memory(&pool, GIB);
-        assert!(hosts(&memory)[0].start % GIB == 0);
+        assert!(hosts(&memory)[0].start.is_multiple_of(GIB));
         for at in (0..GIB).step_by(MIB as usize) {
             memory.write_obj(0x6b_u8, GuestAddress(at + at % 4096)).unwrap();
         }

@@ -13,8 +13,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use super::work::{Prepared, Work, WorkRegion};
@@ -96,14 +98,19 @@ pub(crate) struct JobCore {
     changed: Condvar,
     /// Given up at the end, so that a handle to a finished job keeps no guest memory alive.
     work: Mutex<Option<Arc<dyn Work>>>,
+    /// How it ended: from here on no worker touches the memory.
     done: OnceLock<Result<Arc<Report>, JobError>>,
+    /// The thread that lets go of the memory.
+    releaser: OnceLock<ThreadId>,
+    /// The memory has been let go as well: waiters return.
+    released: AtomicBool,
     completion: CompletionFd,
 }
 
 impl JobCore {
     /// A job over `regions`; one without bytes is over at once.
     pub(crate) fn new(work: Arc<dyn Work>, regions: Vec<WorkRegion>, terms: Terms) -> io::Result<Arc<Self>> {
-        let total = regions.iter().map(|region| region.len).sum();
+        let total = regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
         let core = Arc::new(Self {
             regions,
             terms,
@@ -116,10 +123,12 @@ impl JobCore {
             changed: Condvar::new(),
             work: Mutex::new(Some(work)),
             done: OnceLock::new(),
+            releaser: OnceLock::new(),
+            released: AtomicBool::new(false),
             completion: CompletionFd::new()?,
         });
         if total == 0 {
-            core.end(lock(&core.books), false);
+            core.end(lock(&core.books));
         }
         Ok(core)
     }
@@ -140,8 +149,18 @@ impl JobCore {
         Progress { done_bytes: self.progress.load(Ordering::Relaxed), total_bytes: self.total }
     }
 
+    /// How it ended, once the memory is let go as well.
     pub(crate) fn result(&self) -> Option<&Result<Arc<Report>, JobError>> {
-        self.done.get()
+        self.done.get().filter(|_| self.released.load(Ordering::Acquire))
+    }
+
+    /// Waits until no worker touches the memory any more, `until` at the latest; and, unless the caller is
+    /// that memory's destructor, until it has been let go.
+    pub(crate) fn wait_for_workers(&self, until: Option<Instant>) -> bool {
+        if self.releaser.get() == Some(&thread::current().id()) {
+            return self.done.get().is_some();
+        }
+        self.wait_until(until).is_some()
     }
 
     /// Asks the job to stop. The first reason counts; after the end it changes nothing.
@@ -196,15 +215,16 @@ impl JobCore {
     /// Bytes that will not be worked on any more.
     pub(crate) fn give_up(&self, bytes: u64) {
         if bytes > 0 && self.left.fetch_sub(bytes, Ordering::AcqRel) == bytes {
-            self.end(lock(&self.books), false);
+            self.end(lock(&self.books));
         }
     }
 
-    /// Waits for the end, until `until` at the latest. Ends a stopping job over the head of workers that are stuck.
+    /// Waits for the end and the memory's being let go, until `until` at the latest. Ends a stopping job over
+    /// the heads of workers that are stuck.
     pub(crate) fn wait_until(&self, until: Option<Instant>) -> Option<Result<Arc<Report>, JobError>> {
         loop {
             let mut books = lock(&self.books);
-            if let Some(result) = self.done.get() {
+            if let Some(result) = self.result() {
                 return Some(result.clone());
             }
             let now = Instant::now();
@@ -214,9 +234,11 @@ impl JobCore {
             let mut wake = until;
             let mut wake_by = |at: Instant| wake = Some(wake.map_or(at, |earlier| earlier.min(at)));
             match (books.stopped_at, self.terms.deadline) {
+                // Somebody is at the end of it already.
+                _ if books.ended => {}
                 (Some(stopped), _) if now >= stopped + STALL_GRACE => {
                     if books.claims.iter().all(|(_, phase)| *phase == Phase::Preparing) {
-                        self.end(books, true);
+                        self.end(books);
                         continue;
                     }
                     // A store is under way: it ends within a chunk.
@@ -243,7 +265,7 @@ impl JobCore {
     }
 
     /// The end, once: by whoever brought `left` to zero, or over the head of stuck workers.
-    fn end(&self, mut books: MutexGuard<'_, Books>, abandoned: bool) {
+    fn end(&self, mut books: MutexGuard<'_, Books>) {
         if std::mem::replace(&mut books.ended, true) {
             return;
         }
@@ -257,12 +279,12 @@ impl JobCore {
         drop(books);
 
         let work = lock(&self.work).take();
-        if let Some(work) = work {
+        if let Some(work) = &work {
             work.finish(&self.regions, &outcomes);
         }
         let result = match (first_failure, self.stop_reason()) {
             _ if report.is_all_zero() => Ok(report),
-            _ if abandoned => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
+            _ if in_flight > 0 => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
             (Some((extent, cause)), _) => {
                 let start = self.address(&extent);
                 Err(JobError::Failed { start, len: extent.len, cause, report })
@@ -274,7 +296,14 @@ impl JobCore {
         tracing::debug!(bytes = self.total, all_zero = result.is_ok(), "job over");
         // `end` runs once, so the cell is empty.
         let _ = self.done.set(result);
-        // Whoever looked at `done` under the lock and found nothing is waiting by now.
+        // The memory may own anything, this job's last handle or the service included, and its destructor
+        // may panic: it goes after `done`, which those look at, and before `wait` returns.
+        let _ = self.releaser.set(thread::current().id());
+        if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
+            tracing::error!("the destructor of a job's memory panicked");
+        }
+        self.released.store(true, Ordering::Release);
+        // Whoever looked at `released` under the lock and found nothing is waiting by now.
         drop(lock(&self.books));
         self.changed.notify_all();
         self.completion.signal();

@@ -53,7 +53,7 @@ impl Plan {
             .nodes()
             .iter()
             .filter_map(|node| {
-                let server = topology.nodes_by_distance(node.id()).into_iter().find_map(place_of)?;
+                let server = topology.serving_nodes(node.id()).into_iter().find_map(place_of)?;
                 Some((node.id(), server))
             })
             .collect();

@@ -12,14 +12,14 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::deque::{Injector, Steal, Stealer, Worker as Deque};
 
 use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
 use crate::job::{JobCore, StopReason, Terms, Work, WorkRegion};
-use crate::sys::pin_current_thread;
+use crate::sys::{allowed_cpus, block_asynchronous_signals, pin_current_thread, use_normal_policy};
 use crate::topology::{NodeId, Topology};
 use machine::{Place, Plan};
 use sleep::Dormitory;
@@ -34,6 +34,10 @@ const LANES: usize = 2;
 
 /// How long a closing pool waits for workers before it reports and detaches those that are stuck in a page fault.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// Said outright, or std would ask the environment. The deepest a worker goes is a page-by-page search for
+/// a bad page and the memory object's own code.
+const WORKER_STACK: usize = 512 << 10;
 
 /// An extent on its way to a worker.
 #[derive(Debug)]
@@ -126,13 +130,16 @@ impl Pool {
             let worker = Worker { shared: Arc::clone(&shared), index, home, deques };
             let (ready, alive) = (ready.clone(), alive.clone());
             let name = format!("vmz-n{}-w{index}", node.0);
-            let spawned = thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || {
-                pin(&cpus, node);
-                let _ = ready.send(());
-                drop(ready);
-                worker.run();
-                drop(alive);
-            });
+            let spawned = thread::Builder::new()
+                .name(name.chars().take(15).collect())
+                .stack_size(WORKER_STACK)
+                .spawn(move || {
+                    settle_in(&cpus, node);
+                    let _ = ready.send(());
+                    drop(ready);
+                    worker.run();
+                    drop(alive);
+                });
             match spawned {
                 Ok(thread) => lock(&pool.threads).push(thread),
                 Err(error) => {
@@ -195,7 +202,8 @@ impl Pool {
         }
     }
 
-    /// Stops every job and joins the workers; those stuck in a page fault are reported and left alone.
+    /// Stops every job and joins the workers. Returns within a bounded time: workers stuck in a page fault
+    /// are reported and left alone, and so are jobs whose stores are stuck.
     pub(crate) fn close(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));
         if std::process::id() != self.process {
@@ -205,13 +213,20 @@ impl Pool {
         }
         let jobs: Vec<Arc<JobCore>> = {
             let jobs = lock(&self.jobs);
-            self.shared.closing.store(true, Ordering::Release);
+            if self.shared.closing.swap(true, Ordering::AcqRel) {
+                return;
+            }
             jobs.iter().filter_map(Weak::upgrade).collect()
         };
         for job in &jobs {
             job.stop(StopReason::ServiceClosed);
         }
         self.shared.dormitories.iter().for_each(Dormitory::wake_all);
+        if threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
+            // A worker let go of memory that owned the service: it cannot wait for itself.
+            tracing::warn!("the service is dropped by one of its workers; the workers end by themselves");
+            return self.drain();
+        }
         let all_left =
             lock(&self.leaving).recv_timeout(CLOSE_GRACE) == Err(mpsc::RecvTimeoutError::Disconnected);
         for thread in threads {
@@ -219,16 +234,19 @@ impl Pool {
             if !all_left && !thread.is_finished() {
                 tracing::warn!(
                     thread = name,
-                    "a worker is stuck in a page fault; it is left behind and will store nothing"
+                    "a worker is stuck in a page fault; it is left behind and stores nothing after it"
                 );
             } else if thread.join().is_err() {
                 tracing::error!(thread = name, "a worker ended by a panic");
             }
         }
         self.drain();
+        let deadline = Instant::now() + CLOSE_GRACE;
         for job in &jobs {
             // Ends it over the heads of stuck workers, if need be.
-            while job.wait_until(None).is_none() {}
+            if !job.wait_for_workers(Some(deadline)) {
+                tracing::error!("a job's store is stuck in a page fault; the job ends when the fault does");
+            }
         }
     }
 
@@ -262,10 +280,19 @@ fn persist(mut steal: impl FnMut() -> Steal<Task>) -> Option<Task> {
     }
 }
 
-/// Pins the calling worker to its node's CPUs; a refusal is worth a warning, not a failure.
-fn pin(cpus: &[u32], node: NodeId) {
-    let outcome: io::Result<()> = pin_current_thread(cpus);
-    if let Err(error) = outcome {
+/// Makes the calling thread a worker: on its node's CPUs as far as the process may use them, at normal
+/// scheduling policy, deaf to signals that are the VMM's. A refusal is worth a warning, not a failure.
+fn settle_in(cpus: &[u32], node: NodeId) {
+    block_asynchronous_signals();
+    if let Err(error) = use_normal_policy() {
+        tracing::warn!(%error, "a worker keeps the low scheduling policy of the thread that built the service");
+    }
+    // The topology may be the caller's own: narrow what the operator gave us, never widen it.
+    let allowed = allowed_cpus().unwrap_or_else(|_| cpus.to_vec());
+    let own: Vec<u32> = cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+    let pinned =
+        if own.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { pin_current_thread(&own) };
+    if let Err(error) = pinned {
         tracing::warn!(%node, ?cpus, %error, "cannot pin a worker to its node; it runs where it may");
     }
 }

@@ -1,0 +1,38 @@
+//! What a worker thread is to the operating system.
+
+use std::io;
+
+/// Blocks the signals that are sent to a process and land on any of its threads: they are the VMM's. Those
+/// that a thread raises by its own doing stay as they are.
+pub(crate) fn block_asynchronous_signals() {
+    let own = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+    // SAFETY: the set is a plain C struct that `sigfillset` initialises, and the calls change nothing but
+    // the set and the mask of the calling thread.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut signals);
+        own.iter().for_each(|signal| {
+            libc::sigdelset(&raw mut signals, *signal);
+        });
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+    }
+}
+
+/// Leaves a policy below the normal one (`SCHED_IDLE`, `SCHED_BATCH`) that the creating thread passed on: a
+/// thread that faults pages in at low priority holds the mmap lock for as long as it is kept from running.
+pub(crate) fn use_normal_policy() -> io::Result<()> {
+    // The system calls themselves: musl's functions of these names refuse. A normal thread's priority is 0.
+    const RESET_ON_FORK: libc::c_long = libc::SCHED_RESET_ON_FORK as libc::c_long;
+    // SAFETY: asks for the policy of the calling thread.
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } & !RESET_ON_FORK;
+    if ![libc::SCHED_IDLE, libc::SCHED_BATCH].map(libc::c_long::from).contains(&policy) {
+        return Ok(());
+    }
+    let priority: libc::c_int = 0;
+    // SAFETY: the kernel's sched_param is this one number; it outlives the call, which changes the calling
+    // thread only.
+    match unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_OTHER, &raw const priority) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
