@@ -50,12 +50,14 @@ pub(crate) struct Clearing {
     pub(crate) numa: Numa,
 }
 
-/// Questions about nodes, asked only where there is more than one and the kernel answers.
+/// Questions about nodes, asked only where there is more than one and as long as the kernel answers them.
 #[derive(Debug)]
 pub(crate) struct Numa {
     /// The node everything is on, on a machine with one.
     only: Option<NodeId>,
-    refused: AtomicBool,
+    move_pages: Call,
+    get_mempolicy: Call,
+    mbind: Call,
 }
 
 impl Numa {
@@ -64,61 +66,75 @@ impl Numa {
             [single] => Some(single.id()),
             _ => None,
         };
-        Self { only, refused: AtomicBool::new(false) }
+        let [move_pages, get_mempolicy, mbind] = ["move_pages", "get_mempolicy", "mbind"].map(Call::new);
+        Self { only, move_pages, get_mempolicy, mbind }
     }
 
     /// The node of the chunk's first page, if it is known.
     fn of(&self, chunk: &Chunk<'_>) -> Option<NodeId> {
-        self.ask("move_pages", || node_of(chunk))
+        self.ask(&self.move_pages, || node_of(chunk))
     }
 
     /// The node that the memory policy at the chunk's start names, if it names one.
     pub(crate) fn policy_of(&self, chunk: &Chunk<'_>) -> Option<NodeId> {
-        self.ask("get_mempolicy", || policy_node(chunk))
+        self.ask(&self.get_mempolicy, || policy_node(chunk))
+    }
+
+    fn ask(&self, call: &Call, question: impl FnOnce() -> Result<Option<u32>, i32>) -> Option<NodeId> {
+        if self.only.is_some() {
+            return self.only;
+        }
+        match call.make(question) {
+            Ok(answer) => answer.flatten().map(NodeId),
+            Err(errno) => {
+                tracing::error!(call = call.name, errno, "the kernel refused a NUMA question");
+                None
+            }
+        }
     }
 
     /// Binds future pages of the chunk to a node. Where there is only one, or where the kernel does not let
     /// us (containers), nothing is bound.
     pub(crate) fn bind(&self, chunk: &Chunk<'_>, node: NodeId) -> io::Result<()> {
-        if self.only.is_some() || self.refused.load(Ordering::Relaxed) {
+        if self.only.is_some() {
             return Ok(());
         }
-        match bind_to_node(chunk, node.0) {
-            Err(errno) if is_refusal(errno) => {
-                self.refusal("mbind", errno);
-                Ok(())
-            }
-            bound => bound.map_err(io::Error::from_raw_os_error),
-        }
-    }
-
-    fn ask(&self, call: &'static str, question: impl FnOnce() -> Result<Option<u32>, i32>) -> Option<NodeId> {
-        if self.only.is_some() || self.refused.load(Ordering::Relaxed) {
-            return self.only;
-        }
-        question().unwrap_or_else(|errno| self.refusal(call, errno)).map(NodeId)
-    }
-
-    /// Containers forbid these calls and small kernels lack them: said once, then done without.
-    fn refusal(&self, call: &'static str, errno: i32) -> Option<u32> {
-        if is_refusal(errno) {
-            if !self.refused.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    call,
-                    errno,
-                    "the kernel does not answer NUMA calls here; going on without locality"
-                );
-            }
-        } else {
-            tracing::error!(call, errno, "the kernel refused a NUMA question");
-        }
-        None
+        let bound = self.mbind.make(|| bind_to_node(chunk, node.0));
+        bound.map(drop).map_err(io::Error::from_raw_os_error)
     }
 }
 
-/// What containers and small kernels answer to NUMA calls.
-fn is_refusal(errno: i32) -> bool {
-    matches!(errno, libc::EPERM | libc::ENOSYS | libc::EACCES)
+/// A system call that containers forbid and small kernels lack: said once, then done without.
+#[derive(Debug)]
+struct Call {
+    name: &'static str,
+    refused: AtomicBool,
+}
+
+impl Call {
+    fn new(name: &'static str) -> Self {
+        Self { name, refused: AtomicBool::new(false) }
+    }
+
+    /// `Ok(None)` where the call is not to be had; any other error is passed on.
+    fn make<T>(&self, call: impl FnOnce() -> Result<T, i32>) -> Result<Option<T>, i32> {
+        if self.refused.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match call() {
+            Err(errno @ (libc::EPERM | libc::ENOSYS | libc::EACCES)) => {
+                if !self.refused.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        call = self.name,
+                        errno,
+                        "this host does not allow the call; going on without it"
+                    );
+                }
+                Ok(None)
+            }
+            answer => answer.map(Some),
+        }
+    }
 }
 
 /// A job over a source.
@@ -146,11 +162,12 @@ impl SourceWork {
         self.regions.get(extent.region as usize)
     }
 
-    /// Whether the file behind the extent ends before the extent does.
-    fn is_cut_off(&self, extent: Extent) -> bool {
-        self.region(extent).and_then(|region| region.file.as_ref()).is_some_and(|backing| {
-            let end = backing.start().saturating_add(extent.end());
-            backing.file().metadata().is_ok_and(|found| found.len() < end)
+    /// Bytes of the extent that the file behind it holds; all of them where there is no file.
+    fn backed_bytes(&self, extent: Extent) -> u64 {
+        let file = self.region(extent).and_then(|region| region.file.as_ref());
+        let len = file.and_then(|file| Some((file.start(), file.file().metadata().ok()?.len())));
+        len.map_or(extent.len, |(start, len)| {
+            len.saturating_sub(start.saturating_add(extent.start)).min(extent.len)
         })
     }
 
@@ -158,7 +175,7 @@ impl SourceWork {
     fn cause(&self, errno: i32, extent: Extent) -> Cause {
         match errno {
             libc::EHWPOISON => Cause::Poisoned,
-            libc::EFAULT if self.is_cut_off(extent) => Cause::Truncated,
+            libc::EFAULT if self.backed_bytes(extent) < extent.len => Cause::Truncated,
             libc::EFAULT | libc::ENOMEM | libc::ENOSPC => Cause::Shortage { errno },
             _ => Cause::System { call: "madvise(MADV_POPULATE_WRITE)", errno },
         }
@@ -194,6 +211,13 @@ impl Work for SourceWork {
                 },
             }
         })?
+    }
+
+    fn may_be_narrowed(&self, extent: Extent, cause: &Cause) -> bool {
+        match cause {
+            Cause::Truncated => self.backed_bytes(extent) > 0,
+            other => other.is_of_single_pages(),
+        }
     }
 
     fn finish(&self, regions: &[WorkRegion], outcomes: &Outcomes) {

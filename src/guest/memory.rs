@@ -118,7 +118,10 @@ fn pieces_of<M: GuestMemoryBackend + ?Sized>(
             let Some((region, offset)) = memory.to_region_addr(GuestAddress(at)) else {
                 return Err(RequestError::NotGuestMemory { start, len, hole: at });
             };
-            let piece = (region.len() - offset.0).min(start + len - at);
+            let piece = region.len().saturating_sub(offset.0).min(start + len - at);
+            if piece == 0 {
+                return Err(RequestError::NotGuestMemory { start, len, hole: at });
+            }
             pieces.push((at, piece));
             at += piece;
         }

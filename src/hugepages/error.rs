@@ -196,7 +196,7 @@ pub enum LayoutError {
 pub enum RecycleError {
     /// Somebody else still holds the memory.
     #[error(
-        "{others} other handles to the memory are alive (devices, KvmSlots, running jobs, old snapshots); drop them first"
+        "{others} other handles to the memory or its files are alive (devices, KvmSlots, running jobs, old snapshots, clones of a FileOffset); drop them first"
     )]
     StillMapped {
         /// How many.

@@ -1,6 +1,7 @@
 //! Leases: slabs lent to one VM, and how a lease ends.
 
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -164,6 +165,11 @@ impl LeaseCore {
     fn pieces(&self) -> Pieces {
         let sizes = self.slabs.iter().filter_map(|&slab| Some((slab, self.pool.ledger.slab(slab)?.bytes)));
         Pieces { slabs: sizes.collect::<Vec<_>>().into_iter(), current: None }
+    }
+
+    /// The files of its slabs.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.slabs.iter().filter_map(|&slab| self.pool.ledger.slab(slab)).map(|slab| &slab.file)
     }
 
     /// Takes the memory from its addresses; the regions are gone, so nothing else refers to them.

@@ -1,6 +1,7 @@
 //! Guest memory that carries its lease.
 
 use std::fmt;
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -103,6 +104,21 @@ struct Inner<B> {
     lease: LeaseCore,
 }
 
+impl<B> Inner<B>
+where
+    B: Bitmap,
+{
+    /// Handles to the slabs' files beside the pool's and the regions' own: with a
+    /// [`FileOffset`](vm_memory::FileOffset) that was cloned from a region, somebody may still write to it.
+    fn other_file_handles(&self) -> usize {
+        let of_slab = |file: &Arc<File>| {
+            let own = self.regions.iter().filter(|region| Arc::ptr_eq(region.file.arc(), file)).count();
+            Arc::strong_count(file).saturating_sub(own + 1)
+        };
+        self.lease.files().map(of_slab).sum()
+    }
+}
+
 impl<B> LeasedMemory<B> {
     pub(super) fn new(regions: GuestRegionCollection<LeasedRegion<B>>, lease: LeaseCore) -> Self {
         Self { inner: Arc::new(Inner { regions, lease }) }
@@ -126,6 +142,17 @@ impl<B> LeasedMemory<B> {
         self.inner.lease.pool.page
     }
 
+    /// The host addresses of the memory, a range a layout entry.
+    pub fn host_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.inner
+            .lease
+            .addresses
+            .iter()
+            .map(|addresses| addresses.base()..addresses.base() + addresses.len())
+    }
+}
+
+impl<B: Bitmap> LeasedMemory<B> {
     /// Ends the lease: takes the memory from its addresses, calls its pages stale, and starts the job that
     /// zeroes them. When the job is over, they can be lent again.
     ///
@@ -136,21 +163,30 @@ impl<B> LeasedMemory<B> {
     ///
     /// # Errors
     ///
-    /// [`RecycleFailure`] with the memory, if the lease goes on: other clones are alive
-    /// ([`RecycleError::StillMapped`]), or the statement is about other memory.
+    /// [`RecycleFailure`] with the memory, if the lease goes on: other clones of it or of a region's
+    /// [`FileOffset`](vm_memory::FileOffset) are alive ([`RecycleError::StillMapped`]), or the statement is
+    /// about other memory.
     pub fn recycle(self, quiet: Quiesced) -> Result<Job, Box<RecycleFailure<B>>> {
         let fail = |memory, error| Err(Box::new(RecycleFailure { memory, error }));
         let uncovered = self.host_ranges().find(|range| !quiet.covers(range));
         if let Some(uncovered) = uncovered {
             return fail(Some(self), RecycleError::NotCovered { uncovered });
         }
-        let Inner { regions, mut lease } = match Arc::try_unwrap(self.inner) {
+        let inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
             Err(inner) => {
                 let others = Arc::strong_count(&inner).saturating_sub(1).max(1);
                 return fail(Some(Self { inner }), RecycleError::StillMapped { others });
             }
         };
+        match inner.other_file_handles() {
+            0 => {}
+            others => {
+                let inner = Arc::new(inner);
+                return fail(Some(Self { inner }), RecycleError::StillMapped { others });
+            }
+        }
+        let Inner { regions, mut lease } = inner;
         // Each region is held by the collection alone: a clone of it would be a clone of `inner`.
         drop(regions);
         if let Err(error) = lease.revoke() {
@@ -160,15 +196,6 @@ impl<B> LeasedMemory<B> {
         let (pool, id) = (Arc::clone(&lease.pool), lease.id);
         lease.end(Holder::Parked(id), !quiet.slots_are_gone());
         pool.zero(Holder::Parked(id)).or_else(|error| fail(None, RecycleError::Request(error)))
-    }
-
-    /// The host addresses of the memory, a range a layout entry.
-    pub fn host_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        self.inner
-            .lease
-            .addresses
-            .iter()
-            .map(|addresses| addresses.base()..addresses.base() + addresses.len())
     }
 }
 

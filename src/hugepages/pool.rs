@@ -128,21 +128,22 @@ impl HugepagePool {
     ///
     /// # Errors
     ///
-    /// [`RecycleError::NotParked`], [`RecycleError::Revoke`] (it stays parked), [`RecycleError::Request`].
-    pub fn reclaim(&self, lease: LeaseId, _quiet: Quiesced) -> Result<Job, RecycleError> {
+    /// [`RecycleError::NotParked`], [`RecycleError::NotCovered`] and [`RecycleError::Revoke`] (it stays
+    /// parked), [`RecycleError::Request`].
+    pub fn reclaim(&self, lease: LeaseId, quiet: Quiesced) -> Result<Job, RecycleError> {
         let parked = self.parked();
         if !parked.contains(&lease) {
             return Err(RecycleError::NotParked { lease, parked });
         }
-        // What could not be taken from its addresses when it was dropped is now, or nobody gets it.
-        let revoked = self
-            .core
-            .ledger
-            .holders()
-            .kept_addresses
-            .get_mut(&lease)
-            .map(|kept| kept.iter_mut().try_for_each(Reservation::revoke));
-        revoked.unwrap_or(Ok(())).map_err(RecycleError::Revoke)?;
+        if let Some(kept) = self.core.ledger.holders().kept_addresses.get_mut(&lease) {
+            let mut ranges =
+                kept.iter().map(|addresses| addresses.base()..addresses.base() + addresses.len());
+            if let Some(uncovered) = ranges.find(|range| !quiet.covers(range)) {
+                return Err(RecycleError::NotCovered { uncovered });
+            }
+            // What could not be taken from its addresses when it was dropped is now, or nobody gets it.
+            kept.iter_mut().try_for_each(Reservation::revoke).map_err(RecycleError::Revoke)?;
+        }
         self.core.zero(Holder::Parked(lease)).map_err(RecycleError::Request)
     }
 
@@ -187,20 +188,20 @@ impl PoolCore {
     fn nodes_for(&self, policy: NodePolicy) -> Result<Vec<NodeId>, LeaseError> {
         let mut known: Vec<NodeId> = self.ledger.slabs.iter().map(|slab| slab.node).collect();
         known.dedup();
-        let ordinary =
-            |node: &NodeId| self.service.topology().node(*node).is_none_or(|node| node.is_ordinary());
+        let topology = self.service.topology();
+        // GPU and CXL memory is lent only to those who name it.
+        let unasked = topology.default_memory_nodes();
         match policy {
             NodePolicy::Strict(node) | NodePolicy::Prefer(node) if !known.contains(&node) => {
                 Err(LeaseError::NoMemoryOn { node, known })
             }
             NodePolicy::Strict(node) => Ok(vec![node]),
             NodePolicy::Prefer(node) => {
-                let mut order = self.service.topology().nodes_by_distance(node);
-                order.retain(|other| known.contains(other) && (*other == node || ordinary(other)));
+                let mut order = topology.nodes_by_distance(node);
+                order.retain(|other| known.contains(other) && (*other == node || unasked.contains(other)));
                 Ok(order)
             }
-            // GPU and CXL memory is lent only to those who name it.
-            NodePolicy::Any => Ok(known.into_iter().filter(ordinary).collect()),
+            NodePolicy::Any => Ok(known.into_iter().filter(|node| unasked.contains(node)).collect()),
         }
     }
 

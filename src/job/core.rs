@@ -350,6 +350,11 @@ impl Claim {
         self.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(self.extent))
     }
 
+    /// Whether a shorter piece of the chunk might fare better.
+    pub(crate) fn may_be_narrowed(&self, cause: &Cause) -> bool {
+        self.work.as_ref().is_some_and(|work| work.may_be_narrowed(self.extent, cause))
+    }
+
     /// May the worker store? Asked after `prepare`, which may have taken long.
     pub(crate) fn confirm(&self) -> bool {
         let mut books = lock(&self.core.books);

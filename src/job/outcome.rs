@@ -66,8 +66,8 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether a shorter piece of the same range might succeed.
-    pub(crate) fn may_be_narrowed(&self) -> bool {
+    /// Whether it can strike single pages, so that a shorter piece of the same range might succeed.
+    pub(crate) fn is_of_single_pages(&self) -> bool {
         !matches!(self, Cause::NotZero { .. } | Cause::Panicked)
     }
 }

@@ -39,6 +39,11 @@ pub(crate) trait Work: Send + Sync + fmt::Debug {
     /// Does the work. Called only while the job is running; the stores are fenced on return.
     fn perform(&self, chunk: Extent, prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause>;
 
+    /// Whether a shorter piece of a chunk that could not be prepared might fare better.
+    fn may_be_narrowed(&self, _chunk: Extent, cause: &Cause) -> bool {
+        cause.is_of_single_pages()
+    }
+
     /// Told once, before anybody who waits: publishes what the outcomes prove.
     fn finish(&self, _regions: &[WorkRegion], _outcomes: &Outcomes) {}
 }

@@ -80,7 +80,7 @@ impl Worker {
             Err(cause) => {
                 let page = job.regions().get(chunk.region as usize).map_or(CHUNK, |region| region.page);
                 let (near, far) = chunk.halve(page);
-                let Some(far) = far.filter(|_| cause.may_be_narrowed() && !job.ends_on(&cause)) else {
+                let Some(far) = far.filter(|_| claim.may_be_narrowed(&cause) && !job.ends_on(&cause)) else {
                     return claim.settle(Outcome::Failed(cause), None, None);
                 };
                 claim.hand_back();

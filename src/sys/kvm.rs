@@ -98,7 +98,11 @@ impl<M: KeepsMapped> SlotTable<M> {
                 userspace_addr: slot.host,
             };
             // SAFETY: size 0 deletes a slot (KVM API, KVM_SET_USER_MEMORY_REGION) and shows no memory.
-            unsafe { self.vm.set_user_memory_region(nothing) }.map_err(|error| (slot, error.into()))?;
+            match unsafe { self.vm.set_user_memory_region(nothing) } {
+                // There is no such slot: somebody else deleted it.
+                Err(error) if error.errno() == libc::EINVAL => {}
+                deleted => deleted.map_err(|error| (slot, error.into()))?,
+            }
             self.slots.pop();
         }
         self.memory = None;
