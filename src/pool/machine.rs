@@ -115,3 +115,6 @@ impl Plan {
         Some(self.place_for(found)).filter(|place| *place != home)
     }
 }
+
+#[cfg(test)]
+mod tests;
