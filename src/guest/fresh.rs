@@ -223,6 +223,34 @@ Rss: 0 kB
         assert_eq!(found, expected, "and the mapping without flags is left out");
     }
 
+    /// Entries as the kernel writes them (`Documentation/admin-guide/mm/pagemap.rst`): only one that says
+    /// nothing, or no more than soft-dirty, is empty.
+    #[test]
+    fn pagemap_entries() {
+        let path = std::env::temp_dir().join(format!("vm-zeroing-pagemap-{}", std::process::id()));
+        let words = |bits: &[u64]| bits.iter().flat_map(|bit| bit.to_ne_bytes()).collect::<Vec<u8>>();
+        let empty_after = |entries: &[u64]| {
+            std::fs::write(&path, words(entries)).unwrap();
+            let freshness = Freshness { pagemap: File::open(&path).ok(), ..Freshness::default() };
+            freshness.pagemap_is_empty(1, entries.len() as u64).unwrap()
+        };
+        let (present, swapped, shared, exclusive, soft_dirty) = (1 << 63, 1 << 62, 1 << 61, 1 << 56, 1 << 55);
+        assert!(empty_after(&[present, 0, soft_dirty, 0]), "from the second on");
+        for one in [present, swapped, shared, exclusive, 1, swapped | soft_dirty, present | 0x1234] {
+            assert!(!empty_after(&[0, 0, one, 0]), "{one:#x}");
+        }
+        // More entries than are read at once, the last one not empty.
+        let mut many = vec![0; 1300];
+        assert!(empty_after(&many));
+        many[1299] = swapped;
+        assert!(!empty_after(&many));
+        // A pagemap that ends early proves nothing.
+        let freshness = Freshness { pagemap: File::open(&path).ok(), ..Freshness::default() };
+        assert!(freshness.pagemap_is_empty(0, 1301).is_err());
+        assert!(!Freshness::default().pagemap_is_empty(0, 1).unwrap(), "nor does one that cannot be read");
+        std::fs::remove_file(path).unwrap();
+    }
+
     #[test]
     fn junk_is_no_mapping() {
         for junk in ["", "VmFlags: rd", "zz-yy rw-p 0 0 0", "1-2", "7f00-8000 rw 0 0 0 0", "-"] {

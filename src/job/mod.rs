@@ -3,6 +3,8 @@
 mod core;
 mod outcome;
 mod report;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::os::fd::BorrowedFd;
