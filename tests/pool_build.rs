@@ -400,23 +400,6 @@ fn the_parent_goes_on_after_a_fork() {
     assert!(is_all(&common::memory(&pool, SLAB), 0));
 }
 
-/// Where the pool itself has the slabs of this memory mapped.
-fn pools_own_mappings(memory: &vm_zeroing::LeasedMemory) -> Vec<std::ops::Range<u64>> {
-    let (inodes, lent): (Vec<String>, Vec<_>) =
-        (pieces(memory).iter().map(|piece| piece.0.to_string()).collect(), hosts(memory));
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let found = maps.lines().filter_map(|line| {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let (start, end) = words[0].split_once('-')?;
-        let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-        let is_of_slab = line.contains("vm-zeroing-slab") && inodes.iter().any(|inode| words[4] == inode);
-        (is_of_slab && !lent.contains(&range)).then_some(range)
-    });
-    let found: Vec<_> = found.collect();
-    assert_eq!(found.len(), inodes.len());
-    found
-}
-
 /// A child that counts: alone in its process, so that no other test's pool is in the way.
 #[test]
 fn a_pool_that_is_gone_leaves_nothing_behind() {

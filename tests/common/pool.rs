@@ -9,6 +9,7 @@
     reason = "helpers of tests are tests, and each test file uses its share of them"
 )]
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -109,6 +110,23 @@ pub fn hosts(memory: &impl GuestMemoryBackend) -> Vec<Range<u64>> {
             start..start + region.len()
         })
         .collect()
+}
+
+/// Where the pool itself has the slabs of this memory mapped, in the order of their addresses.
+pub fn pools_own_mappings(memory: &impl GuestMemoryBackend) -> Vec<Range<u64>> {
+    let inodes: BTreeSet<String> = pieces(memory).iter().map(|piece| piece.0.to_string()).collect();
+    let lent = hosts(memory);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let found = maps.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (start, end) = words[0].split_once('-')?;
+        let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+        let is_of_slab = line.contains("vm-zeroing-slab") && inodes.contains(words[4]);
+        (is_of_slab && !lent.contains(&range)).then_some(range)
+    });
+    let found: Vec<_> = found.collect();
+    assert_eq!(found.len(), inodes.len());
+    found
 }
 
 /// Whether the first and last byte of the range can be read, without touching them ourselves: the kernel
