@@ -213,14 +213,15 @@ impl Pool {
         }
         let jobs: Vec<Arc<JobCore>> = {
             let jobs = lock(&self.jobs);
-            if self.shared.closing.swap(true, Ordering::AcqRel) {
+            if self.shared.closing.load(Ordering::Acquire) {
                 return;
             }
-            jobs.iter().filter_map(Weak::upgrade).collect()
+            let jobs: Vec<Arc<JobCore>> = jobs.iter().filter_map(Weak::upgrade).collect();
+            // Before the workers may give up what they hold: a job that ends by that knows why.
+            jobs.iter().for_each(|job| job.stop(StopReason::ServiceClosed));
+            self.shared.closing.store(true, Ordering::Release);
+            jobs
         };
-        for job in &jobs {
-            job.stop(StopReason::ServiceClosed);
-        }
         self.shared.dormitories.iter().for_each(Dormitory::wake_all);
         if threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
             // A worker let go of memory that owned the service: it cannot wait for itself.
