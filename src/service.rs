@@ -10,6 +10,7 @@ use crate::frames::{FrameTable, Initialisation};
 use crate::guest::{Clearing, Freshness, Intent, Numa, Planned, Purpose, SourceWork, Strategy, ZeroRequest};
 use crate::job::{Job, Lane, Terms};
 use crate::pool::Pool;
+use crate::sys::Presence;
 use crate::topology::Topology;
 
 /// Zeroes guest memory with workers pinned to the nodes of this machine.
@@ -205,7 +206,7 @@ impl ZeroingServiceBuilder {
         let topology = self.topology.map_or_else(Topology::detect, Ok)?;
         let numa = Numa::new(&topology);
         let pool = Pool::start(&topology, self.workers_per_node.unwrap_or(WORKERS_PER_NODE))?;
-        let clearing = Arc::new(Clearing { clearer, numa });
+        let clearing = Arc::new(Clearing { clearer, numa, presence: Presence::default() });
         Ok(ZeroingService { core: Arc::new(ServiceCore { topology, clearing, pool }) })
     }
 }

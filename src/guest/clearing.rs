@@ -13,7 +13,7 @@ use super::request::{Strategy, Verify};
 use crate::clear::{Clearer, Method, first_nonzero};
 use crate::extent::Extent;
 use crate::job::{Cause, Outcome, Outcomes, Prepared, Work, WorkRegion};
-use crate::sys::{Chunk, bind_to_node, node_of, policy_node, populate};
+use crate::sys::{Chunk, Presence, bind_to_node, node_of, page_size, policy_node, populate};
 use crate::topology::{NodeId, Topology};
 
 /// Where the bytes of a job come from.
@@ -43,11 +43,12 @@ pub(crate) struct Purpose {
     pub(crate) verify: Verify,
 }
 
-/// How this host clears: the method and what is known of its nodes.
+/// How this host clears: the method, what is known of its nodes, and how it is asked for present pages.
 #[derive(Debug)]
 pub(crate) struct Clearing {
     pub(crate) clearer: Clearer,
     pub(crate) numa: Numa,
+    pub(crate) presence: Presence,
 }
 
 /// Questions about nodes, asked only where there is more than one and as long as the kernel answers them.
@@ -184,9 +185,11 @@ impl SourceWork {
 
 impl Work for SourceWork {
     fn prepare(&self, extent: Extent) -> Result<Prepared, Cause> {
+        let base_pages = self.region(extent).is_some_and(|region| region.work.page == page_size());
+        let presence = base_pages.then_some(&self.clearing.presence);
         self.visit(extent, |chunk| {
             let fresh = self.purpose.strategy == Strategy::Populate && self.freshness.proves(chunk, extent);
-            populate(chunk).map_err(|errno| self.cause(errno, extent))?;
+            populate(chunk, presence).map_err(|errno| self.cause(errno, extent))?;
             Ok(Prepared { node: self.clearing.numa.of(chunk), fresh })
         })?
     }

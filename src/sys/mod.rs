@@ -13,6 +13,7 @@ mod memfd;
 mod notify;
 mod numa;
 mod populate;
+mod present;
 mod thread;
 
 pub(crate) use affinity::{allowed_cpus, pin_current_thread};
@@ -27,6 +28,7 @@ pub(crate) use memfd::{first_data, hugetlb_page_size, is_tmpfs, kernel_is_at_lea
 pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
 pub(crate) use populate::populate;
+pub(crate) use present::Presence;
 pub(crate) use thread::{block_asynchronous_signals, use_normal_policy};
 
 use std::io;
