@@ -174,6 +174,7 @@ fn a_region_that_is_wrong_about_its_file() {
     mapped.write_all_at(&vec![0xa5; LEN as usize / 2], LEN / 2).unwrap();
     let lies = [
         FileOffset::new(empty.try_clone().unwrap(), 0),
+        FileOffset::new(empty.try_clone().unwrap(), LEN / 2),
         // The right file, and the part of it that is a hole.
         FileOffset::new(mapped.try_clone().unwrap(), 0),
         FileOffset::new(mapped.try_clone().unwrap(), 2 * LEN),
