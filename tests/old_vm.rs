@@ -212,18 +212,22 @@ fn after_its_slots_were_dropped() {
     (0..2).for_each(|piece| an_old_vm_sees_nothing(End::SlotsDropped, piece));
 }
 
-/// The caller's word is a lie: A's vCPU writes all the while its lease is recycled.
+/// The caller's word is a lie: A's vCPU writes all the while its lease is recycled. It writes to the piece
+/// that is zeroed first, and has the time that the second one takes.
 #[test]
 fn a_running_vm_loses_its_memory_before_it_is_zeroed() {
     let Some(kvm) = kvm() else { return };
-    let service = service();
-    let pool = pool_of_one(&service);
-    for _ in 0..5 {
+    // One worker, so that A has a CPU of its own where there are two.
+    let service = ZeroingService::builder().workers_per_node(1).build().unwrap();
+    let all = PIECE + 64 * MIB;
+    let pool = pool(&service, all / SLAB, SLAB);
+    let layout = [LAYOUT[0], (LAYOUT[1].0, 64 * MIB)];
+    for _ in 0..3 {
         let vm = Arc::new(kvm.create_vm().unwrap());
-        let memory_a = leased(&pool);
+        let memory_a: LeasedMemory = lease(&pool, all).into_memory(layout).unwrap();
         let id = memory_a.lease();
         register_by_hand(&vm, &memory_a);
-        let mut a = guest_on(&kvm, &vm, 1);
+        let mut a = guest_on(&kvm, &vm, 0);
         let (wrote, writes) = mpsc::channel();
         let writer = std::thread::spawn(move || {
             loop {
@@ -235,7 +239,7 @@ fn a_running_vm_loses_its_memory_before_it_is_zeroed() {
         });
         writes.recv().unwrap();
         memory_a.recycle(Quiesced::on_callers_word()).unwrap().wait().unwrap();
-        let memory_b = leased(&pool);
+        let memory_b: LeasedMemory = lease(&pool, all).into_memory(layout).unwrap();
         assert!(is_all(&memory_b, 0) && files_are_zero(&memory_b), "A wrote after the zeroing");
         fill(&memory_b, SECRET_B);
         assert!(matches!(writer.join().unwrap(), GuestError::NotBacked));
