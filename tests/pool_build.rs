@@ -4,57 +4,23 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,
-    reason = "tests; fork and fcntl"
+    reason = "tests; fcntl"
 )]
 
 #[path = "common/pool.rs"]
 mod common;
 
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 use common::*;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use vm_zeroing::{
-    HugepagePool, LayoutError, LeaseError, NodeId, NodePolicy, PageSize, PageState, PoolError, Quiesced,
-    RequestError, Topology, ZeroingService,
+    HugepagePool, LeaseError, NodeId, NodePolicy, PageSize, PageState, PoolError, Quiesced, ZeroingService,
 };
 
 const HUGE: u64 = 2 * MIB;
 const SLAB: u64 = 64 * KIB;
-
-/// Memory files of pools that this process holds, by descriptor or mapping. (Tests run in parallel: each
-/// process of those that count makes one pool only.)
-fn slabs_held() -> usize {
-    let named = |path: &PathBuf| path.to_string_lossy().contains("vm-zeroing-slab");
-    let links = std::fs::read_dir("/proc/self/fd").unwrap();
-    let files = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).filter(named).count();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    files + maps.lines().filter(|line| line.contains("vm-zeroing-slab")).count()
-}
-
-/// Runs `child` in a forked child and says how it ended.
-fn in_forked_child(child: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child runs `child` and leaves by `_exit`. It may allocate: the C library keeps its
-    // allocator usable across fork; the other threads of the test hold no lock that it takes.
-    match unsafe { libc::fork() } {
-        0 => {
-            // SAFETY: a child that hangs is ended by the default action.
-            unsafe { libc::alarm(60) };
-            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(99);
-            // SAFETY: ends the child without the parent's exit handlers.
-            unsafe { libc::_exit(code) }
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: waits for our own child, the status outlives the call.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 256 + libc::WTERMSIG(status) }
-        }
-    }
-}
 
 #[test]
 fn hugepages_are_lent_zeroed_and_lent_again() {
@@ -74,7 +40,7 @@ fn hugepages_are_lent_zeroed_and_lent_again() {
         let pieces = pieces(&memory);
         assert_eq!(*same.get_or_insert_with(|| pieces.clone()), pieces);
         assert!(memory.iter().all(|region| region.is_hugetlbfs() == Some(true)));
-        assert!(hosts(&memory).iter().all(|host| host.start % HUGE == 0));
+        assert!(hosts(&memory).iter().all(|host| host.start.is_multiple_of(HUGE)));
         assert_eq!(
             memory.iter().next().unwrap().file_offset().unwrap().file().metadata().unwrap().blksize(),
             HUGE
@@ -239,56 +205,12 @@ fn what_cannot_be_built_is_an_error_by_name() {
     }
 }
 
-/// A machine of two nodes, the second of which this one need not have.
-fn two_nodes() -> Topology {
-    let root = std::env::temp_dir().join(format!("vm-zeroing-two-nodes-{}", std::process::id()));
-    let write = |path: &str, text: &str| {
-        let path = root.join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    };
-    let cpu = Topology::detect()
-        .unwrap()
-        .nodes()
-        .iter()
-        .find_map(|node| node.allowed_cpus().first().copied())
-        .unwrap();
-    write("sys/devices/system/cpu/online", &format!("{cpu}\n"));
-    write("sys/devices/system/node/online", "0-1\n");
-    write("sys/devices/system/node/node0/cpulist", &format!("{cpu}\n"));
-    write("sys/devices/system/node/node1/cpulist", "\n");
-    let topology = Topology::read(&root).unwrap();
-    std::fs::remove_dir_all(root).unwrap();
-    assert_eq!(topology.nodes().len(), 2);
-    topology
-}
-
 #[test]
 fn capacities_that_do_not_add_up_are_an_error() {
     let service = ZeroingService::builder().topology(two_nodes()).build().unwrap();
     let builder = HugepagePool::builder(&service).page_size(PageSize::Base);
     let error = builder.capacity(NodeId(0), SLAB).capacity(NodeId(1), u64::MAX - 4095).build().unwrap_err();
     assert!(matches!(error, PoolError::NotEnoughMemory { node: NodeId(1), .. }), "{error}");
-}
-
-#[test]
-fn a_node_that_the_kernel_does_not_know_is_an_error_and_nothing_is_kept() {
-    if File::open("/sys/devices/system/node/node1/meminfo").is_ok() {
-        println!("skipped: this machine has a node 1");
-        return;
-    }
-    let code = in_forked_child(|| {
-        let service = ZeroingService::builder().topology(two_nodes()).build().unwrap();
-        let builder = HugepagePool::builder(&service).page_size(PageSize::Base);
-        let builder = builder.capacity(NodeId(0), 2 * SLAB).capacity(NodeId(1), SLAB).slab_bytes(SLAB);
-        match builder.build() {
-            Err(PoolError::System { call: "mbind", node: NodeId(1), bytes: SLAB, .. }) => {}
-            other => panic!("{other:?}"),
-        }
-        // Another test of the parent may have left slabs of its own here: descriptors are inherited.
-        0
-    });
-    assert_eq!(code, 0);
 }
 
 /// The flags of every mapping of a pool's files, from /proc/self/smaps, with the inode.
@@ -332,95 +254,4 @@ fn files_are_sealed_and_mappings_are_private_to_the_process() {
     for (_, flags) in mappings {
         assert!(flags.contains(" dd ") && flags.contains(" dc "), "dumped or inherited: {flags}");
     }
-}
-
-#[test]
-fn a_forked_child_has_none_of_it_and_harms_nobody() {
-    let service = service();
-    let pool = pool(&service, 3, SLAB);
-    let (memory, unmapped) = (memory(&pool, SLAB), lease(&pool, SLAB));
-    fill(&memory, 0x3c);
-    let (host, own) = (hosts(&memory)[0].clone(), pools_own_mappings(&memory));
-    assert!(is_readable(&host) && own.iter().all(is_readable));
-    let code = in_forked_child(|| {
-        if is_readable(&host) || own.iter().any(is_readable) {
-            return 1;
-        }
-        // The kernel may put other things of the child there.
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        for range in own.iter().chain([&host]) {
-            let (at, len) = (range.start as *mut libc::c_void, (range.end - range.start) as usize);
-            // SAFETY: nothing is there, or the call fails.
-            let mapped = unsafe { libc::mmap(at, len, protection, flags, -1, 0) };
-            if mapped != at {
-                return 2;
-            }
-            // SAFETY: mapped right above.
-            unsafe { at.cast::<u8>().write_volatile(0x7e) };
-        }
-        if !matches!(
-            pool.lease(SLAB, NodePolicy::Any),
-            Err(LeaseError::Request(RequestError::ForkedChild { .. }))
-        ) {
-            return 3;
-        }
-        let layout = [(GuestAddress(0), SLAB)];
-        if !matches!(
-            unmapped.into_memory::<()>(layout),
-            Err(LayoutError::Request(RequestError::ForkedChild { .. }))
-        ) {
-            return 4;
-        }
-        let failure = memory.recycle(Quiesced::on_callers_word());
-        if failure.is_ok() {
-            return 5;
-        }
-        drop((failure, pool, service));
-        for range in own.iter().chain([&host]) {
-            // SAFETY: mapped above; if the drops took it away, the child dies of it.
-            if unsafe { (range.start as *const u8).read_volatile() } != 0x7e {
-                return 6;
-            }
-        }
-        0
-    });
-    assert_eq!(code, 0);
-}
-
-#[test]
-fn the_parent_goes_on_after_a_fork() {
-    let service = service();
-    let pool = pool(&service, 1, SLAB);
-    let memory = memory(&pool, SLAB);
-    fill(&memory, 0x3c);
-    assert_eq!(in_forked_child(|| 0), 0);
-    assert!(is_all(&memory, 0x3c));
-    memory.recycle(Quiesced::on_callers_word()).unwrap().wait().unwrap();
-    assert!(is_all(&common::memory(&pool, SLAB), 0));
-}
-
-/// A child that counts: alone in its process, so that no other test's pool is in the way.
-#[test]
-fn a_pool_that_is_gone_leaves_nothing_behind() {
-    let code = in_forked_child(|| {
-        let service = service();
-        let inherited = slabs_held();
-        let pool = pool(&service, 4, SLAB);
-        let (used, kept) = (memory(&pool, SLAB), memory(&pool, SLAB));
-        if slabs_held() != inherited + 4 + 4 + 2 {
-            return 1;
-        }
-        let id = used.lease();
-        used.recycle(Quiesced::on_callers_word()).unwrap().wait().unwrap();
-        pool.vm_is_gone(id);
-        drop(pool);
-        if slabs_held() < inherited + 4 {
-            return 2; // still lent
-        }
-        drop(kept);
-        drop(service);
-        if slabs_held() == inherited { 0 } else { 3 }
-    });
-    assert_eq!(code, 0);
 }

@@ -14,7 +14,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use vm_memory::bitmap::{BS, Bitmap};
 use vm_memory::{
@@ -22,12 +22,18 @@ use vm_memory::{
     GuestRegionMmap, GuestUsize, MemoryRegionAddress, VolatileSlice,
 };
 use vm_zeroing::{
-    HugepagePool, Intent, Job, Lease, LeasedMemory, NodeId, NodePolicy, PageSize, ZeroingService,
+    HugepagePool, Intent, Job, Lease, LeasedMemory, NodeId, NodePolicy, PageSize, Topology, ZeroingService,
 };
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
+
+/// One test of the binary at a time: for those that look at what else the process has, or has no more.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub fn service() -> ZeroingService {
     ZeroingService::builder().build().unwrap()
@@ -110,6 +116,30 @@ pub fn hosts(memory: &impl GuestMemoryBackend) -> Vec<Range<u64>> {
             start..start + region.len()
         })
         .collect()
+}
+
+/// A machine of two nodes, the second of which this one need not have.
+pub fn two_nodes() -> Topology {
+    let root = std::env::temp_dir().join(format!("vm-zeroing-two-nodes-{}", std::process::id()));
+    let write = |path: &str, text: &str| {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let cpu = Topology::detect()
+        .unwrap()
+        .nodes()
+        .iter()
+        .find_map(|node| node.allowed_cpus().first().copied())
+        .unwrap();
+    write("sys/devices/system/cpu/online", &format!("{cpu}\n"));
+    write("sys/devices/system/node/online", "0-1\n");
+    write("sys/devices/system/node/node0/cpulist", &format!("{cpu}\n"));
+    write("sys/devices/system/node/node1/cpulist", "\n");
+    let topology = Topology::read(&root).unwrap();
+    std::fs::remove_dir_all(root).unwrap();
+    assert_eq!(topology.nodes().len(), 2);
+    topology
 }
 
 /// Where the pool itself has the slabs of this memory mapped, in the order of their addresses.
