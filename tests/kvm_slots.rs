@@ -161,6 +161,23 @@ fn a_statement_is_about_the_slots_that_were_deleted() {
 }
 
 #[test]
+fn parked_memory_is_reclaimed_by_a_statement_about_it() {
+    let _alone = alone();
+    let Some((_kvm, vm)) = vm() else { return };
+    let service = service();
+    let pool = pool(&service, 2, SLAB);
+    let (a, b) = (Arc::new(memory_of(&pool)), Arc::new(memory_of(&pool)));
+    let (id, host) = (a.lease(), a.host_ranges().next().unwrap());
+    let quiet_a = KvmSlots::register(&vm, &a, 0).unwrap().teardown([]).unwrap().and_nobody_else();
+    let quiet_b = KvmSlots::register(&vm, &b, 0).unwrap().teardown([]).unwrap().and_nobody_else();
+    drop(a);
+    let error = pool.reclaim(id, quiet_b).unwrap_err();
+    assert!(matches!(&error, RecycleError::NotCovered { uncovered } if *uncovered == host), "{error}");
+    assert_eq!(pool.parked(), [id], "it stays parked");
+    pool.reclaim(id, quiet_a).unwrap().wait().unwrap();
+}
+
+#[test]
 fn memory_with_more_than_the_slots_is_not_covered() {
     let _alone = alone();
     let Some((_kvm, vm)) = vm() else { return };

@@ -163,6 +163,22 @@ fn an_arc_and_a_snapshot_are_holders() {
 }
 
 #[test]
+fn a_file_handle_is_a_holder() {
+    let service = service();
+    let pool = pool(&service, 2, SLAB);
+    // Both slabs lie on both sides of a border.
+    let layout = [(GuestAddress(0), SLAB / 2), (GuestAddress(GIB), SLAB), (GuestAddress(2 * GIB), SLAB / 2)];
+    let memory = lease(&pool, 2 * SLAB).into_memory::<()>(layout).unwrap();
+    let peer = memory.iter().last().unwrap().file_offset().unwrap().clone();
+    let failure = memory.recycle(word()).unwrap_err();
+    assert!(matches!(failure.error, RecycleError::StillMapped { others: 1 }), "{failure}");
+    let memory = failure.memory.expect("the lease goes on");
+    memory.write_obj(1u8, GuestAddress(0)).unwrap();
+    drop(peer);
+    memory.recycle(word()).unwrap().wait().unwrap();
+}
+
+#[test]
 fn a_running_job_is_a_holder_and_a_finished_one_is_not() {
     let service = service();
     let pool = pool(&service, 1, SLAB);
