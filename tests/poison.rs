@@ -91,6 +91,7 @@ fn all_but_one_page(make: impl Fn(u64) -> Arc<GuestMemoryMmap>) {
     }
 }
 
+/// Start, length and outcome of every range.
 fn ranges(report: &Report) -> Vec<(u64, u64, Outcome)> {
     report.ranges.iter().map(|range| (range.start, range.len, range.outcome.clone())).collect()
 }
@@ -137,10 +138,9 @@ fn quarantined(page_size: PageSize, slab: u64) {
     let JobError::Failed { start, len, cause, report } = error else { panic!("{error:?}") };
     assert_eq!((start, len, cause), (bad, page, Cause::Poisoned));
     let expected = [
-        (0, slab, Outcome::Erased),
-        (slab, page, Outcome::Erased),
+        (0, bad, Outcome::Erased),
         (bad, page, Outcome::Failed(Cause::Poisoned)),
-        (bad + page, slab - 2 * page, Outcome::Erased),
+        (bad + page, 2 * slab - bad - page, Outcome::Erased),
     ];
     assert_eq!(ranges(&report), expected);
     assert_eq!(SIGNALS.load(Ordering::Relaxed), 0, "nobody is signalled");
