@@ -34,7 +34,7 @@
 //!
 //! let job = service.zero(&memory, Intent::Teardown)?; // returns at once
 //! let report = job.wait()?; // or epoll on `job.completion_fd()`
-//! assert_eq!(report.erased_bytes, 4 << 20);
+//! assert_eq!(report.zero_bytes(), 4 << 20); // the page that was used, and what never was
 //! assert_eq!(memory.read_obj::<u64>(GuestAddress(4096))?, 0);
 //! # Ok(())
 //! # }

@@ -7,7 +7,7 @@ use vm_memory::GuestAddressSpace;
 use crate::clear::{Clearer, CpuDescription, Method};
 use crate::error::{BuildError, RequestError};
 use crate::frames::{FrameTable, Initialisation};
-use crate::guest::{Clearing, Freshness, Intent, Numa, Planned, Purpose, SourceWork, Strategy, ZeroRequest};
+use crate::guest::{Clearing, Intent, Numa, Planned, Purpose, SourceWork, ZeroRequest};
 use crate::job::{Job, Lane, Terms};
 use crate::pool::Pool;
 use crate::sys::Presence;
@@ -39,12 +39,7 @@ impl ServiceCore {
         purpose: Purpose,
         terms: Terms,
     ) -> Result<Job, RequestError> {
-        let Planned { source, regions, cancel_on_drop, fresh_by_construction } = planned;
-        let freshness = match purpose.strategy {
-            Strategy::Populate if fresh_by_construction => Freshness::by_construction(),
-            Strategy::Populate => Freshness::of_process(regions.iter().map(|region| region.file.as_ref())),
-            Strategy::Overwrite => Freshness::default(),
-        };
+        let Planned { source, regions, cancel_on_drop, freshness } = planned;
         let work_regions = regions.iter().map(|region| region.work).collect();
         let clearing = Arc::clone(&self.clearing);
         let work = Arc::new(SourceWork { source, regions, clearing, purpose, freshness });

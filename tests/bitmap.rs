@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use common::hooked::{Answer, HookedRegion, memory_of};
-use common::{MIB, PAGE, all_zero, readable, service, service_with};
+use common::{MIB, PAGE, all_zero, fill, readable, service, service_with};
 use proptest::prelude::*;
 use vm_memory::bitmap::{AtomicBitmap, Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion, VolatileMemory,
+};
 use vm_zeroing::{Cause, Intent, JobError, Outcome, Verify, ZeroRequest};
 
 type Logged = GuestMemoryMmap<AtomicBitmap>;
@@ -21,6 +23,16 @@ type Logged = GuestMemoryMmap<AtomicBitmap>;
 fn logged(ranges: &[(u64, u64)]) -> Arc<Logged> {
     let ranges: Vec<_> = ranges.iter().map(|(start, len)| (GuestAddress(*start), *len as usize)).collect();
     Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap())
+}
+
+/// The same, every page of it used and none marked.
+fn used(ranges: &[(u64, u64)]) -> Arc<Logged> {
+    let memory = logged(ranges);
+    for (start, len) in ranges {
+        fill(&*memory, *start, *len);
+        memory.find_region(GuestAddress(*start)).unwrap().get_mmap().bitmap().reset();
+    }
+    memory
 }
 
 /// Whether the page at a guest address is marked.
@@ -32,24 +44,26 @@ fn is_marked(memory: &Logged, at: u64) -> bool {
 #[test]
 fn all_pages_that_were_written() {
     let regions = [(0, 5 * MIB + PAGE), (16 * MIB, 3 * PAGE)];
-    let memory = logged(&regions);
+    let memory = used(&regions);
     all_zero(&service().zero(&memory, Intent::Teardown).unwrap());
     for (start, len) in regions {
         assert!((start..start + len).step_by(PAGE as usize).all(|page| is_marked(&memory, page)));
     }
 }
 
-/// Fresh pages come zeroed from the kernel: nobody wrote them, so nobody marks them.
+/// Fresh pages come zeroed from the kernel, or stay holes: nobody wrote them, so nobody marks them.
 #[test]
 fn fresh_pages_are_not_marked() {
-    let memory = logged(&[(0, 16 * MIB)]);
-    memory.write_obj(0xa5u8, GuestAddress(9 * MIB)).unwrap();
-    memory.find_region(GuestAddress(0)).unwrap().get_mmap().bitmap().reset();
-    let report = all_zero(&service().zero(&memory, Intent::Boot).unwrap());
-    assert!(report.reads_zero_bytes > 0);
-    for range in &report.ranges {
-        for page in (range.start..range.start + range.len).step_by(PAGE as usize) {
-            assert_eq!(is_marked(&memory, page), range.outcome == Outcome::Erased, "{page:#x}");
+    for intent in [Intent::Boot, Intent::Teardown] {
+        let memory = logged(&[(0, 16 * MIB)]);
+        memory.write_obj(0xa5u8, GuestAddress(9 * MIB)).unwrap();
+        memory.find_region(GuestAddress(0)).unwrap().get_mmap().bitmap().reset();
+        let report = all_zero(&service().zero(&memory, intent).unwrap());
+        assert!(report.reads_zero_bytes > 0 && report.erased_bytes > 0);
+        for range in &report.ranges {
+            for page in (range.start..range.start + range.len).step_by(PAGE as usize) {
+                assert_eq!(is_marked(&memory, page), range.outcome == Outcome::Erased, "{page:#x}");
+            }
         }
     }
 }
@@ -59,6 +73,8 @@ fn fresh_pages_are_not_marked() {
 fn failed_pages_are_not_marked() {
     let bad = 5 * PAGE;
     let mapping = MmapRegion::<AtomicBitmap>::new(4 * MIB as usize).unwrap();
+    mapping.as_volatile_slice().write_slice(&[0xa5; 4 * MIB as usize], 0).unwrap();
+    mapping.bitmap().reset();
     let covers_bad = move |offset: u64, len| {
         if (offset..offset + len as u64).contains(&bad) { Answer::Refused } else { Answer::AsAsked }
     };
@@ -76,7 +92,7 @@ proptest! {
     #[test]
     fn pages_of_ranges_of_any_shape(asked in prop::collection::vec((0..16 * PAGE, 0..3 * PAGE), 0..4)) {
         let (start, len) = (0x7000, 20 * PAGE);
-        let memory = logged(&[(start, len)]);
+        let memory = used(&[(start, len)]);
         let asked: Vec<_> = asked.into_iter().map(|(offset, len)| (start + offset, len)).collect();
         let ranges = asked.iter().map(|(start, len)| (GuestAddress(*start), *len));
         all_zero(&service_with(2).submit(ZeroRequest::new(&memory).ranges(ranges)).unwrap());

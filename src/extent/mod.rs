@@ -50,6 +50,21 @@ impl Extent {
         }
         held
     }
+
+    /// The extent in ascending order, cut into what lies in `parts` (`true`) and what does not. `parts` are
+    /// extents of the same region, ascending and disjoint; what lies outside of this extent is left out.
+    pub fn pieces(self, parts: &[Extent]) -> impl Iterator<Item = (Extent, bool)> {
+        let within = move |at: u64| at.clamp(self.start, self.end());
+        let mut at = self.start;
+        let ends = parts.iter().map(move |part| (within(part.start), within(part.end())));
+        ends.chain([(self.end(), self.end())])
+            .flat_map(move |(start, end)| {
+                let before = std::mem::replace(&mut at, end);
+                [(before, start, false), (start, end, true)]
+            })
+            .filter(|(start, end, _)| start < end)
+            .map(move |(start, end, inside)| (Extent { start, len: end - start, ..self }, inside))
+    }
 }
 
 /// Sorts byte ranges `(start, len)`, drops the empty ones and merges those that touch or overlap, so
@@ -92,6 +107,28 @@ mod tests {
                 prop_assert!(cell.len > 0 && cell.len <= grain);
                 prop_assert!(cell.start == start || cell.start % grain == 0);
                 at = cell.end();
+            }
+            prop_assert_eq!(at, whole.end());
+        }
+
+        /// Pieces cover the extent without a gap, and each byte is told whether a part holds it.
+        #[test]
+        fn pieces_tell_each_byte(start in 0u64..50, len in 0u64..60, cuts in prop::collection::vec(0u64..120, 0..12)) {
+            let whole = Extent { region: 7, start, len };
+            let mut cuts = cuts;
+            cuts.sort_unstable();
+            let parts: Vec<Extent> = cuts
+                .chunks_exact(2)
+                .map(|pair| Extent { region: 7, start: pair[0], len: pair[1] - pair[0] })
+                .collect();
+            let mut at = start;
+            for (piece, inside) in whole.pieces(&parts) {
+                prop_assert_eq!((piece.region, piece.start), (7, at));
+                prop_assert!(piece.len > 0);
+                for byte in piece.start..piece.end() {
+                    prop_assert_eq!(parts.iter().any(|part| part.start <= byte && byte < part.end()), inside);
+                }
+                at = piece.end();
             }
             prop_assert_eq!(at, whole.end());
         }

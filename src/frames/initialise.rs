@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use super::FrameTable;
-use crate::clear::Method;
 use crate::extent::Extent;
-use crate::job::{Cause, Outcome, Prepared, Work, WorkRegion};
+use crate::job::{Cause, Piece, Prepared, Work, WorkRegion};
 
 /// Bytes of descriptors in a section.
 const SECTION_BYTES: u64 = FrameTable::SECTION_FRAMES * 8;
@@ -37,11 +36,11 @@ impl Work for Initialisation {
         Ok(Prepared::default())
     }
 
-    fn perform(&self, chunk: Extent, _prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause> {
+    fn perform(&self, chunk: Extent, _prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
         // Chunks are cut at multiples of a power of two above SECTION_BYTES, so they hold whole sections.
         let first = self.starts.get(chunk.region as usize).copied().unwrap_or(usize::MAX);
         let section = |bytes: u64| first.saturating_add((bytes / SECTION_BYTES) as usize);
         let done = self.table.initialise(section(chunk.start)..section(chunk.end()));
-        Ok((done.map_or(Outcome::Untouched, |_| Outcome::Erased), None))
+        Ok(done.map(|_| Piece::erased(chunk, None)).into_iter().collect())
     }
 }

@@ -10,10 +10,10 @@ use vm_memory::FileOffset;
 
 use super::fresh::Freshness;
 use super::request::{Strategy, Verify};
-use crate::clear::{Clearer, Method, first_nonzero};
+use crate::clear::{Clearer, first_nonzero};
 use crate::extent::Extent;
-use crate::job::{Cause, Outcome, Outcomes, Prepared, Work, WorkRegion};
-use crate::sys::{Chunk, Presence, bind_to_node, node_of, page_size, policy_node, populate};
+use crate::job::{Cause, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
+use crate::sys::{Chunk, Presence, Survey, bind_to_node, node_of, page_size, policy_node, populate};
 use crate::topology::{NodeId, Topology};
 
 /// Where the bytes of a job come from.
@@ -145,7 +145,7 @@ pub(crate) struct SourceWork {
     pub(crate) regions: Vec<SourceRegion>,
     pub(crate) clearing: Arc<Clearing>,
     pub(crate) purpose: Purpose,
-    /// What may be believed of pages that are not there yet; asked only by `Strategy::Populate`.
+    /// What may be believed of pages that are not there.
     pub(crate) freshness: Freshness,
 }
 
@@ -181,38 +181,110 @@ impl SourceWork {
             _ => Cause::System { call: "madvise(MADV_POPULATE_WRITE)", errno },
         }
     }
+
+    /// Which pages of the chunk are there. Not asked of hugetlb files, where the answer proves nothing and
+    /// spares nothing, nor where it is known.
+    fn survey(&self, chunk: &Chunk<'_>, extent: Extent) -> Survey {
+        let base_pages = self.region(extent).is_some_and(|region| region.work.page == page_size());
+        if !base_pages || matches!(self.freshness, Freshness::ByConstruction) {
+            return Survey::default();
+        }
+        self.clearing.presence.survey(chunk)
+    }
+
+    /// The parts of the chunk that read zero without a store.
+    fn holes(&self, chunk: &Chunk<'_>, extent: Extent, survey: &Survey) -> Vec<Extent> {
+        if matches!(self.freshness, Freshness::ByConstruction) {
+            return vec![extent];
+        }
+        let files = self.regions.iter().filter_map(|region| region.file.as_ref());
+        let holes = self.freshness.holes(&survey.absent, files.map(FileOffset::file));
+        let (base, end) = (chunk.ptr() as u64, chunk.ptr() as u64 + chunk.len() as u64);
+        holes
+            .into_iter()
+            .map(|hole| hole.start.clamp(base, end)..hole.end.clamp(base, end))
+            .map(|hole| Extent {
+                start: extent.start + (hole.start - base),
+                len: hole.end - hole.start,
+                ..extent
+            })
+            .collect()
+    }
+
+    /// Makes the chunk present, but for the holes that are to stay.
+    fn make_present(
+        &self,
+        chunk: &Chunk<'_>,
+        extent: Extent,
+        survey: &Survey,
+        left: &[Extent],
+    ) -> Result<(), Cause> {
+        let refused = |errno| self.cause(errno, extent);
+        if left.is_empty() {
+            let populated = self.clearing.presence.is_populated(chunk, survey).map_err(refused)?;
+            return if populated { Ok(()) } else { populate(chunk).map_err(refused) };
+        }
+        for (piece, _) in extent.pieces(left).filter(|(_, is_left)| !is_left) {
+            populate(&part(chunk, extent, piece)?).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the chunk back, but for what is a hole: reading would allocate memory there.
+    fn verify(&self, chunk: &Chunk<'_>, extent: Extent, any_left: bool) -> Result<(), Cause> {
+        // Looked for again: somebody may have written to a hole since.
+        let left = if any_left { self.holes(chunk, extent, &self.survey(chunk, extent)) } else { Vec::new() };
+        for (piece, _) in extent.pieces(&left).filter(|(_, is_left)| !is_left) {
+            if let Some(offset) = first_nonzero(&part(chunk, extent, piece)?) {
+                let base = self.region(extent).map_or(0, |region| region.work.address);
+                return Err(Cause::NotZero { address: base + piece.start + offset as u64 });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a piece of the extent whose bytes are `chunk`.
+fn part<'c>(chunk: &'c Chunk<'_>, extent: Extent, piece: Extent) -> Result<Chunk<'c>, Cause> {
+    let offset = piece.start.checked_sub(extent.start);
+    offset.and_then(|offset| chunk.part(offset, piece.len)).ok_or(Cause::NoHostAddress)
 }
 
 impl Work for SourceWork {
     fn prepare(&self, extent: Extent) -> Result<Prepared, Cause> {
-        let base_pages = self.region(extent).is_some_and(|region| region.work.page == page_size());
-        let presence = base_pages.then_some(&self.clearing.presence);
         self.visit(extent, |chunk| {
-            let fresh = self.purpose.strategy == Strategy::Populate && self.freshness.proves(chunk, extent);
-            populate(chunk, presence).map_err(|errno| self.cause(errno, extent))?;
-            Ok(Prepared { node: self.clearing.numa.of(chunk), fresh })
+            let survey = self.survey(chunk, extent);
+            let zero = self.holes(chunk, extent, &survey);
+            let populates = self.purpose.strategy == Strategy::Populate;
+            let left = if populates { &[] } else { zero.as_slice() };
+            self.make_present(chunk, extent, &survey, left)?;
+            let mut present = extent.pieces(left).filter(|(_, is_left)| !is_left);
+            let node = match present.next() {
+                Some((first, _)) => self.clearing.numa.of(&part(chunk, extent, first)?),
+                None => None,
+            };
+            drop(present);
+            Ok(Prepared { node, made_present: populates && !zero.is_empty(), zero })
         })?
     }
 
-    fn perform(&self, extent: Extent, prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause> {
+    fn perform(&self, extent: Extent, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
         self.visit(extent, |chunk| {
-            let done = if prepared.fresh {
-                (Outcome::ReadsZero, None)
-            } else {
-                let method = self.clearing.clearer.clear(chunk);
-                self.source.mark_written(extent);
-                (Outcome::Erased, Some(method))
-            };
-            match self.purpose.verify {
-                Verify::None => Ok(done),
-                Verify::Full => match first_nonzero(chunk) {
-                    None => Ok(done),
-                    Some(offset) => {
-                        let base = self.region(extent).map_or(0, |region| region.work.address);
-                        Err(Cause::NotZero { address: base + extent.start + offset as u64 })
-                    }
-                },
+            let mut pieces = Vec::with_capacity(2 * prepared.zero.len() + 1);
+            for (piece, is_zero) in extent.pieces(&prepared.zero) {
+                if is_zero {
+                    let (outcome, present) = (Outcome::ReadsZero, prepared.made_present);
+                    pieces.push(Piece { extent: piece, outcome, method: None, present });
+                } else {
+                    let method = self.clearing.clearer.clear(&part(chunk, extent, piece)?);
+                    self.source.mark_written(piece);
+                    pieces.push(Piece::erased(piece, Some(method)));
+                }
             }
+            if self.purpose.verify == Verify::Full {
+                self.verify(chunk, extent, !prepared.made_present && !prepared.zero.is_empty())?;
+            }
+            Ok(pieces)
         })?
     }
 

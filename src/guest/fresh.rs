@@ -1,121 +1,120 @@
-//! Which pages are fresh: not there yet, so that the kernel will hand them out zeroed. Derived from
-//! proof, never believed; whatever is not proved is overwritten.
+//! Which absent pages read zero. Derived from proof, never believed; whatever is not proved is overwritten.
 //!
-//! Two things count as proof, both only where no userfaultfd is registered (its handler decides the bytes):
-//! - private anonymous memory whose pagemap entry is empty: neither present nor swapped
-//!   (`Documentation/admin-guide/mm/pagemap.rst`);
+//! Two things count as proof, both only where no userfaultfd is registered (its handler decides the bytes)
+//! and only in mappings that may be read and written (elsewhere nobody can clear, and it must be said):
+//! - private anonymous memory that is absent: neither present nor swapped
+//!   (`Documentation/admin-guide/mm/pagemap.rst`). Such memory has no other place for bytes, and the next
+//!   fault gets a zeroed page;
 //! - a hole (`SEEK_DATA`, lseek(2)) of a shared mapping of a tmpfs file or memfd, on Linux 6.6 or newer:
 //!   older kernels could show a hole where khugepaged was collapsing shmem pages.
 //!
 //! A private mapping of a file proves nothing (it may hold its own copies of a punched page), nor does
 //! an absent hugetlb page of a shared file (the file may hold it).
+//!
+//! Only `/proc/self/smaps` tells of a userfaultfd. The kernel walks the page tables of the whole process for
+//! it, so it is read by the first worker that meets an absent page, and not at all where none is met.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 
-use vm_memory::FileOffset;
+use crate::sys::{file_holes, is_tmpfs, kernel_is_at_least, reopen};
 
-use crate::extent::Extent;
-use crate::sys::{Chunk, first_data, is_tmpfs, kernel_is_at_least, page_size, reopen};
-
-/// What may be believed of the pages of a request that are not there yet. By default nothing.
-#[derive(Debug, Default)]
-pub(crate) struct Freshness {
-    /// Host address ranges of private anonymous memory without a userfaultfd.
-    anonymous: Vec<Range<u64>>,
-    /// Shared mappings without a userfaultfd.
-    shared: Vec<Mapping>,
-    /// Per region: the tmpfs file, opened again so that seeking does not move the caller's offset.
-    files: Vec<Option<Backing>>,
-    pagemap: Option<File>,
-    /// All pages are fresh by the way they were made.
-    by_construction: bool,
+/// What may be believed of the absent pages of a job.
+#[derive(Debug)]
+pub(crate) enum Freshness {
+    /// Nothing: every page is overwritten.
+    Nothing,
+    /// Everything: the files are new and nobody else has seen them. Of use once, to make their pages present.
+    ByConstruction,
+    /// What can be proved of them.
+    ByProof(OnceLock<Known>),
 }
 
 impl Freshness {
-    /// For pages of files that we have just created and nobody else has seen.
-    pub(crate) fn by_construction() -> Self {
-        Self { by_construction: true, ..Self::default() }
+    pub(crate) fn by_proof() -> Self {
+        Self::ByProof(OnceLock::new())
     }
 
-    /// Looks the process's mappings up, for regions backed by `files`. What cannot be looked up is not believed.
-    pub(crate) fn of_process<'f>(files: impl Iterator<Item = Option<&'f FileOffset>>) -> Self {
-        let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else { return Self::default() };
-        let mut found = Self { pagemap: File::open("/proc/self/pagemap").ok(), ..Self::default() };
-        for mapping in parse_smaps(&smaps).filter(|mapping| !mapping.userfaultfd) {
-            match (mapping.shared, mapping.anonymous) {
-                (false, true) => found.anonymous.push(mapping.range),
-                (true, _) => found.shared.push(mapping),
-                (false, false) => {}
+    /// The addresses that read zero among `absent` ones (whole pages), in ascending order. `files` are those
+    /// that the regions of the job say they map.
+    pub(crate) fn holes<'f>(
+        &self,
+        absent: &[Range<u64>],
+        files: impl Iterator<Item = &'f File>,
+    ) -> Vec<Range<u64>> {
+        match self {
+            Self::ByProof(known) if !absent.is_empty() => {
+                known.get_or_init(|| Known::of_process(files)).holes(absent)
             }
+            _ => Vec::new(),
         }
-        let holes_can_be_trusted = kernel_is_at_least(6, 6);
-        found.files = files
-            .map(|file| {
-                let named = file.filter(|file| holes_can_be_trusted && is_tmpfs(file.file()))?;
-                let (file, identity) = (reopen(named.file()).ok()?, identity(named.file()).ok()?);
-                Some(Backing { file, identity, start: named.start() })
-            })
-            .collect();
-        found
-    }
-
-    /// Whether every page that the chunk touches is proved fresh.
-    pub(crate) fn proves(&self, chunk: &Chunk<'_>, extent: Extent) -> bool {
-        if self.by_construction {
-            return true;
-        }
-        let page = page_size();
-        let start = chunk.ptr() as u64 & !(page - 1);
-        let Some(end) = (chunk.ptr() as u64 + chunk.len() as u64).checked_next_multiple_of(page) else {
-            return false;
-        };
-        if self.anonymous.iter().any(|range| range.start <= start && end <= range.end) {
-            return self.pagemap_is_empty(start / page, end / page).unwrap_or(false);
-        }
-        let Some(Some(backing)) = self.files.get(extent.region as usize) else { return false };
-        let Some(first) = backing.start.checked_add(extent.start).map(|offset| offset & !(page - 1)) else {
-            return false;
-        };
-        if !self.shared.iter().any(|mapping| mapping.shows(start..end, backing, first)) {
-            return false;
-        }
-        // No data behind `first` at all, or none before the last page's end.
-        first_data(&backing.file, first)
-            .is_ok_and(|data| data.is_none_or(|data| data.saturating_sub(first) >= end - start))
-    }
-
-    fn pagemap_is_empty(&self, first: u64, end: u64) -> io::Result<bool> {
-        /// Soft-dirty says nothing about content, and is set for pages that never were.
-        const SOFT_DIRTY: u64 = 1 << 55;
-        let Some(pagemap) = &self.pagemap else { return Ok(false) };
-        let mut entries = [0u8; 4096];
-        let mut at = first * 8;
-        while at < end * 8 {
-            let want = entries.len().min((end * 8 - at) as usize);
-            let buffer = &mut entries[..want];
-            pagemap.read_exact_at(buffer, at)?;
-            let mut words = buffer
-                .chunks_exact(8)
-                .map(|word| word.iter().rev().fold(0u64, |sum, b| sum << 8 | u64::from(*b)));
-            if words.any(|entry| entry & !SOFT_DIRTY != 0) {
-                return Ok(false);
-            }
-            at += want as u64;
-        }
-        Ok(true)
     }
 }
 
-/// A file behind a region, as the region says.
+/// What was found out about the mappings of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// Those that can prove something, ascending by address.
+    mappings: Vec<Mapping>,
+    files: Vec<Backing>,
+}
+
+impl Known {
+    /// What cannot be looked up is not believed.
+    fn of_process<'f>(files: impl Iterator<Item = &'f File>) -> Self {
+        let holes_can_be_trusted = kernel_is_at_least(6, 6);
+        let mut backings: Vec<Backing> = Vec::new();
+        for file in files.filter(|file| holes_can_be_trusted && is_tmpfs(file)) {
+            let Ok(identity) = identity(file) else { continue };
+            if backings.iter().all(|known| known.identity != identity)
+                && let Ok(file) = reopen(file)
+            {
+                backings.push(Backing { file, identity });
+            }
+        }
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let mappings = parse_smaps(&smaps).filter(|mapping| mapping.usable && !mapping.userfaultfd);
+        let mappings = mappings.filter(|mapping| mapping.shared || mapping.anonymous).collect();
+        Self { mappings, files: backings }
+    }
+
+    fn holes(&self, absent: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut holes = Vec::new();
+        for run in absent {
+            let first = self.mappings.partition_point(|mapping| mapping.range.end <= run.start);
+            let meets = |mapping: &&Mapping| mapping.range.start < run.end;
+            for mapping in self.mappings.iter().skip(first).take_while(meets) {
+                let part = run.start.max(mapping.range.start)..run.end.min(mapping.range.end);
+                if mapping.shared {
+                    holes.extend(self.file_holes(mapping, part).unwrap_or_default());
+                } else {
+                    holes.push(part);
+                }
+            }
+        }
+        holes
+    }
+
+    /// Addresses of a part of a shared mapping behind which its file has a hole. What is mapped there, and from
+    /// where in it on, the kernel says: a region may be wrong about its file.
+    fn file_holes(&self, mapping: &Mapping, part: Range<u64>) -> Option<Vec<Range<u64>>> {
+        let backing = self.files.iter().find(|file| file.identity == mapping.identity)?;
+        let from = mapping.offset.checked_add(part.start - mapping.range.start)?;
+        let to = from.checked_add(part.end - part.start)?;
+        let holes = file_holes(&backing.file, from..to).ok()?;
+        let address = |offset: u64| part.start + (offset - from);
+        Some(holes.into_iter().map(|hole| address(hole.start)..address(hole.end)).collect())
+    }
+}
+
+/// A tmpfs file of the job, opened again so that seeking does not move the caller's offset.
 #[derive(Debug)]
 struct Backing {
     file: File,
     identity: Identity,
-    /// Where in the file the region begins.
-    start: u64,
 }
 
 /// Device (major, minor) and inode.
@@ -136,18 +135,9 @@ struct Mapping {
     shared: bool,
     /// No file behind it.
     anonymous: bool,
+    /// May be read and written.
+    usable: bool,
     userfaultfd: bool,
-}
-
-impl Mapping {
-    /// Whether these addresses show the file from `offset` on. A region's word for it is not enough: holes of
-    /// another file, or of another part of this one, say nothing about the bytes behind the addresses.
-    fn shows(&self, addresses: Range<u64>, backing: &Backing, offset: u64) -> bool {
-        self.range.start <= addresses.start
-            && addresses.end <= self.range.end
-            && self.identity == backing.identity
-            && self.offset.checked_add(addresses.start - self.range.start) == Some(offset)
-    }
 }
 
 /// The mappings whose flags are known; others are left out, and so not believed.
@@ -185,7 +175,8 @@ fn parse_header(line: &str) -> Option<Mapping> {
     };
     // Named anonymous mappings show as [anon:name]; [heap] and [stack] are anonymous as well.
     let anonymous = inode == 0 && (path.is_empty() || path.starts_with('['));
-    Some(Mapping { range, identity, offset, shared, anonymous, userfaultfd: true })
+    let usable = permissions.starts_with("rw");
+    Some(Mapping { range, identity, offset, shared, anonymous, usable, userfaultfd: true })
 }
 
 #[cfg(test)]
@@ -204,51 +195,41 @@ VmFlags: rd wr sh mr mw me ms
 VmFlags: rd wr mr mw me
 7f0000800000-7f0000a00000 rw-p 00000000 00:0f 78                         /anon_hugepage (deleted)
 VmFlags: rd wr mr mw me ht
-7f0000a00000-7f0000c00000 rw-p 00000000 00:00 0
+7f0000a00000-7f0000c00000 r--p 00000000 00:00 0
+VmFlags: rd mr mw me ac
+7f0000c00000-7f0000e00000 rw-p 00000000 00:00 0
 Rss: 0 kB
 ";
 
     #[test]
-    fn smaps_tell_kind_and_userfaultfd() {
+    fn smaps_tell_kind_and_use() {
         let found: Vec<_> = parse_smaps(SMAPS)
-            .map(|m| (m.range.start >> 20 & 0xf, m.shared, m.anonymous, m.userfaultfd))
+            .map(|m| (m.range.start >> 20 & 0xf, m.shared, m.anonymous, m.usable && !m.userfaultfd))
             .collect();
         let expected = [
-            (0, false, true, false),
-            (2, false, true, true),
-            (4, true, false, false),
-            (6, false, false, false),
-            (8, false, false, false),
+            (0, false, true, true),
+            (2, false, true, false),
+            (4, true, false, true),
+            (6, false, false, true),
+            (8, false, false, true),
+            (10, false, true, false),
         ];
         assert_eq!(found, expected, "and the mapping without flags is left out");
     }
 
-    /// Entries as the kernel writes them (`Documentation/admin-guide/mm/pagemap.rst`): only one that says
-    /// nothing, or no more than soft-dirty, is empty.
+    /// Absent pages count only inside of mappings that prove something, and are cut at their borders.
     #[test]
-    fn pagemap_entries() {
-        let path = std::env::temp_dir().join(format!("vm-zeroing-pagemap-{}", std::process::id()));
-        let words = |bits: &[u64]| bits.iter().flat_map(|bit| bit.to_ne_bytes()).collect::<Vec<u8>>();
-        let empty_after = |entries: &[u64]| {
-            std::fs::write(&path, words(entries)).unwrap();
-            let freshness = Freshness { pagemap: File::open(&path).ok(), ..Freshness::default() };
-            freshness.pagemap_is_empty(1, entries.len() as u64).unwrap()
-        };
-        let (present, swapped, shared, exclusive, soft_dirty) = (1 << 63, 1 << 62, 1 << 61, 1 << 56, 1 << 55);
-        assert!(empty_after(&[present, 0, soft_dirty, 0]), "from the second on");
-        for one in [present, swapped, shared, exclusive, 1, swapped | soft_dirty, present | 0x1234] {
-            assert!(!empty_after(&[0, 0, one, 0]), "{one:#x}");
-        }
-        // More entries than are read at once, the last one not empty.
-        let mut many = vec![0; 1300];
-        assert!(empty_after(&many));
-        many[1299] = swapped;
-        assert!(!empty_after(&many));
-        // A pagemap that ends early proves nothing.
-        let freshness = Freshness { pagemap: File::open(&path).ok(), ..Freshness::default() };
-        assert!(freshness.pagemap_is_empty(0, 1301).is_err());
-        assert!(!Freshness::default().pagemap_is_empty(0, 1).unwrap(), "nor does one that cannot be read");
-        std::fs::remove_file(path).unwrap();
+    fn absent_pages_across_mappings() {
+        let mappings = parse_smaps(SMAPS).filter(|m| m.usable && !m.userfaultfd && m.anonymous).collect();
+        let known = Known { mappings, files: Vec::new() };
+        let at = |mib: u64| 0x7f00_0000_0000 + (mib << 20);
+        assert_eq!(known.holes(&[at(0)..at(16)]), [at(0)..at(2)]);
+        assert_eq!(known.holes(&[at(1)..at(3), at(9)..at(11), at(20)..at(21)]), [at(1)..at(2)]);
+        // A shared mapping of a file that nobody named, and no mapping at all.
+        let known = Known { mappings: parse_smaps(SMAPS).filter(|m| m.shared).collect(), files: Vec::new() };
+        assert_eq!(known.holes(&[at(0)..at(16)]), []);
+        assert_eq!(Known::default().holes(&[at(0)..at(16)]), []);
+        assert_eq!(Freshness::Nothing.holes(&[at(0)..at(16)], [].into_iter()), []);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Instant;
 use vm_memory::{GuestAddress, GuestAddressSpace};
 
 use super::clearing::{Numa, Source, SourceRegion};
+use super::fresh::Freshness;
 use super::host::HostSource;
 use super::memory::GuestSource;
 use crate::error::RequestError;
@@ -28,10 +29,11 @@ pub enum Intent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Overwrite every byte.
+    /// Overwrite every byte, but for holes that are proved to read zero: they stay holes, page by page, so
+    /// that no memory is allocated to clear what was never used.
     Overwrite,
-    /// Let the kernel hand out pages that are proved not to be there yet (they come zeroed), and
-    /// overwrite the rest. Afterwards all of it is present.
+    /// Let the kernel hand out the pages of such holes (they come zeroed), and overwrite the rest. Afterwards
+    /// all of it is present.
     Populate,
 }
 
@@ -42,7 +44,7 @@ pub enum Verify {
     /// No.
     #[default]
     None,
-    /// Every byte, right after it was cleared. True for that moment only: that nobody writes afterwards
+    /// Every byte, right after it was cleared; a hole that was left one is not read, but looked for again. True for that moment only: that nobody writes afterwards
     /// is what [`Quiesced`](crate::Quiesced) stands for.
     Full,
 }
@@ -141,8 +143,8 @@ pub(crate) struct Planned {
     pub(crate) regions: Vec<SourceRegion>,
     /// Dropping the last handle cancels the job.
     pub(crate) cancel_on_drop: bool,
-    /// Pages that are not there yet are known to be fresh.
-    pub(crate) fresh_by_construction: bool,
+    /// What may be believed of pages that are not there.
+    pub(crate) freshness: Freshness,
 }
 
 /// What a request is about, its type erased.
@@ -167,7 +169,12 @@ where
         numa: &Numa,
     ) -> Result<Planned, RequestError> {
         let (source, regions) = GuestSource::plan(self.0, ranges, numa)?;
-        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: false, fresh_by_construction: false })
+        Ok(Planned {
+            source: Box::new(source),
+            regions,
+            cancel_on_drop: false,
+            freshness: Freshness::by_proof(),
+        })
     }
 }
 
@@ -190,6 +197,11 @@ impl Target for OfHost {
             return Err(RequestError::NotGuestMemory { start: start.0, len, hole: start.0 });
         }
         let (source, regions) = HostSource::plan(self.0, numa);
-        Ok(Planned { source: Box::new(source), regions, cancel_on_drop: true, fresh_by_construction: false })
+        Ok(Planned {
+            source: Box::new(source),
+            regions,
+            cancel_on_drop: true,
+            freshness: Freshness::by_proof(),
+        })
     }
 }

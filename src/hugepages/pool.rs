@@ -12,7 +12,7 @@ use super::slab::Slab;
 use super::zeroing::SlabSource;
 use crate::error::{JobError, RequestError};
 use crate::frames::{FrameTable, Span};
-use crate::guest::{Planned, Purpose, Quiesced, Strategy, Verify};
+use crate::guest::{Freshness, Planned, Purpose, Quiesced, Strategy, Verify};
 use crate::job::{Cause, Job, Lane, Terms};
 use crate::service::{ServiceCore, ZeroingService};
 use crate::sys::{Reservation, page_size};
@@ -164,20 +164,26 @@ impl PoolCore {
     pub(super) fn zero(&self, held: Holder) -> Result<Job, RequestError> {
         let slabs = self.ledger.begin_zeroing(held);
         let terms = Terms { lane: Lane::Foreground, deadline: None, stop_on_shortage: false };
-        self.submit(slabs, Strategy::Overwrite, terms)
+        // An absent page was punched by a peer: it must be had again, or its slab is not whole.
+        self.submit(slabs, Strategy::Overwrite, Freshness::Nothing, terms)
     }
 
     /// Pages of new slabs, present and on their node. They come zeroed: nobody else has ever had the files.
     fn populate(&self) -> Result<Job, RequestError> {
         let slabs = self.ledger.begin_zeroing(Holder::Stale);
         let terms = Terms { lane: Lane::Foreground, deadline: None, stop_on_shortage: true };
-        self.submit(slabs, Strategy::Populate, terms)
+        self.submit(slabs, Strategy::Populate, Freshness::ByConstruction, terms)
     }
 
-    fn submit(&self, slabs: Vec<usize>, strategy: Strategy, terms: Terms) -> Result<Job, RequestError> {
+    fn submit(
+        &self,
+        slabs: Vec<usize>,
+        strategy: Strategy,
+        freshness: Freshness,
+        terms: Terms,
+    ) -> Result<Job, RequestError> {
         let (source, regions) = SlabSource::new(Arc::clone(&self.ledger), slabs.clone(), self.page);
-        let planned =
-            Planned { source: Box::new(source), regions, cancel_on_drop: false, fresh_by_construction: true };
+        let planned = Planned { source: Box::new(source), regions, cancel_on_drop: false, freshness };
         let purpose = Purpose { strategy, verify: Verify::None };
         self.service.submit(planned, purpose, terms).inspect_err(|_| {
             slabs.iter().for_each(|&slab| self.ledger.end_zeroing(slab));

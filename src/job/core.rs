@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::work::{Prepared, Work, WorkRegion};
+use super::work::{Piece, Prepared, Work, WorkRegion};
 use super::{Cause, Outcome, Outcomes, Progress, RangeReport, Report};
 use crate::clear::Method;
 use crate::error::JobError;
@@ -369,11 +369,8 @@ impl Claim {
     }
 
     /// Does the work, after `confirm` said yes.
-    pub(crate) fn perform(&self, prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause> {
-        match &self.work {
-            Some(work) => work.perform(self.extent, prepared),
-            None => Ok((Outcome::Untouched, None)),
-        }
+    pub(crate) fn perform(&self, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
+        self.work.as_ref().map_or(Ok(Vec::new()), |work| work.perform(self.extent, prepared))
     }
 
     /// Puts the claim back: the chunk will be claimed again, here or elsewhere.
@@ -388,28 +385,39 @@ impl Claim {
         core.give_up(bytes);
     }
 
-    /// Writes the outcome into the books. `local`: whether the worker sits on the node of the bytes.
-    pub(crate) fn settle(mut self, outcome: Outcome, method: Option<Method>, local: Option<bool>) {
-        self.settle_as(outcome, method, local);
+    /// Writes the outcomes into the books; a byte that no piece names is `Untouched`. `local`: whether the
+    /// worker sits on the node of what is present.
+    pub(crate) fn settle(mut self, pieces: Vec<Piece>, local: Option<bool>) {
+        let extent = self.extent;
+        self.close(|books| {
+            for Piece { extent, outcome, method, present } in pieces {
+                match local.filter(|_| present) {
+                    Some(true) => books.local_bytes += extent.len,
+                    Some(false) => books.remote_bytes += extent.len,
+                    None => {}
+                }
+                if let Some(method) = method {
+                    *books.by_method.entry(method).or_default() += extent.len;
+                }
+                books.outcomes.record(extent, outcome);
+            }
+        });
+        self.core.progress.fetch_add(extent.len, Ordering::Relaxed);
+        self.core.give_up(extent.len);
     }
 
-    fn settle_as(&mut self, outcome: Outcome, method: Option<Method>, local: Option<bool>) {
+    /// Writes into the books that the chunk could not be had.
+    pub(crate) fn fail(mut self, cause: Cause) {
+        self.fail_by(cause);
+    }
+
+    fn fail_by(&mut self, cause: Cause) {
         let extent = self.extent;
         let core = Arc::clone(&self.core);
-        let stop = matches!(&outcome, Outcome::Failed(cause) if core.ends_on(cause));
+        let stop = core.ends_on(&cause);
         self.close(|books| {
-            match local {
-                Some(true) => books.local_bytes += extent.len,
-                Some(false) => books.remote_bytes += extent.len,
-                None => {}
-            }
-            if let Some(method) = method {
-                *books.by_method.entry(method).or_default() += extent.len;
-            }
-            if let (Outcome::Failed(cause), None) = (&outcome, &books.first_failure) {
-                books.first_failure = Some((extent, cause.clone()));
-            }
-            books.outcomes.record(extent, outcome);
+            books.first_failure.get_or_insert_with(|| (extent, cause.clone()));
+            books.outcomes.record(extent, Outcome::Failed(cause));
         });
         core.progress.fetch_add(extent.len, Ordering::Relaxed);
         if stop {
@@ -434,7 +442,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.open {
-            self.settle_as(Outcome::Failed(Cause::Panicked), None, None);
+            self.fail_by(Cause::Panicked);
         }
     }
 }

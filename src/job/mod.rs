@@ -15,7 +15,7 @@ pub(crate) use self::core::{JobCore, Lane, StopReason, Terms, locality};
 pub(crate) use outcome::Outcomes;
 pub use outcome::{Cause, Outcome};
 pub use report::{Progress, RangeReport, Report};
-pub(crate) use work::{Prepared, Work, WorkRegion};
+pub(crate) use work::{Piece, Prepared, Work, WorkRegion};
 
 use crate::error::JobError;
 

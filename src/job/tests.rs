@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::core::{Claim, JobCore, Lane, StopReason, Terms};
-use super::{Cause, Outcome, Outcomes, Prepared, Work, WorkRegion};
+use super::{Cause, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
 use crate::clear::Method;
 use crate::error::JobError;
 use crate::extent::Extent;
@@ -22,8 +22,8 @@ impl Work for Idle {
         Ok(Prepared::default())
     }
 
-    fn perform(&self, _: Extent, _: Prepared) -> Result<(Outcome, Option<Method>), Cause> {
-        Ok((Outcome::Erased, Some(Method::Portable)))
+    fn perform(&self, chunk: Extent, _: &Prepared) -> Result<Vec<Piece>, Cause> {
+        Ok(vec![erased(chunk)])
     }
 
     fn finish(&self, _: &[WorkRegion], _: &Outcomes) {
@@ -34,6 +34,10 @@ impl Work for Idle {
 }
 
 const PAGE: u64 = 4096;
+
+fn erased(extent: Extent) -> Piece {
+    Piece::erased(extent, Some(Method::Portable))
+}
 
 fn chunk(number: u64) -> Extent {
     Extent { region: 0, start: number * PAGE, len: PAGE }
@@ -50,8 +54,8 @@ fn job(chunks: u64, deadline: Option<Instant>) -> (Arc<JobCore>, Arc<Idle>) {
 
 fn done(claim: Claim) {
     assert!(claim.confirm());
-    let (outcome, method) = claim.perform(claim.prepare().unwrap()).unwrap();
-    claim.settle(outcome, method, Some(true));
+    let pieces = claim.perform(&claim.prepare().unwrap()).unwrap();
+    claim.settle(pieces, Some(true));
 }
 
 fn outcomes(result: &Result<Arc<super::Report>, JobError>) -> Vec<(u64, u64, Outcome)> {
@@ -96,7 +100,7 @@ fn no_store_is_allowed_after_a_stop() {
     preparing.abandon();
     assert!(job.claim(chunk(2)).is_none(), "given up by the refusal");
     assert!(job.result().is_none(), "a store is under way");
-    storing.settle(Outcome::Erased, None, None);
+    storing.settle(vec![erased(chunk(0))], None);
     let result = job.result().unwrap();
     assert!(matches!(result, Err(JobError::Cancelled { .. })));
     assert_eq!(outcomes(result), [(0, 1, Outcome::Erased), (1, 2, Outcome::Untouched)]);
@@ -112,7 +116,7 @@ fn a_job_ends_over_stuck_workers_but_not_over_stores() {
     assert!(job.claim(chunk(1)).is_none());
     let patience = Instant::now() + Duration::from_millis(900);
     assert!(job.wait_until(Some(patience)).is_none(), "ended while a worker stored");
-    storing.settle(Outcome::Erased, None, None);
+    storing.settle(vec![erased(chunk(0))], None);
     let result = job.wait_until(None).unwrap();
     assert!(matches!(result, Err(JobError::Stalled { in_flight_bytes: PAGE, .. })));
     let expected = [(0, 1, Outcome::Erased), (1, 1, Outcome::Untouched), (2, 1, Outcome::InFlight)];
@@ -131,7 +135,7 @@ fn late_failures_are_not_recorded() {
     let stuck = job.claim(chunk(0)).unwrap();
     job.stop(StopReason::Cancelled);
     let before = job.wait_until(None).unwrap();
-    stuck.settle(Outcome::Failed(Cause::Poisoned), None, None);
+    stuck.fail(Cause::Poisoned);
     assert_eq!(outcomes(job.result().unwrap()), outcomes(&before));
     assert_eq!(outcomes(&before), [(0, 1, Outcome::InFlight)]);
 }
@@ -144,6 +148,27 @@ fn a_claim_that_is_dropped_has_panicked() {
     let result = job.result().unwrap();
     assert!(matches!(result, Err(JobError::Failed { cause: Cause::Panicked, len: PAGE, .. })));
     assert_eq!(outcomes(result), [(0, 1, Outcome::Untouched), (1, 1, Outcome::Failed(Cause::Panicked))]);
+}
+
+/// A chunk may have several outcomes; what has no page is on no node, and what nobody names was not touched.
+#[test]
+fn a_claim_is_settled_piece_by_piece() {
+    let (job, _work) = job(4, None);
+    let all = Extent { region: 0, start: 0, len: 4 * PAGE };
+    let claim = job.claim(all).unwrap();
+    assert!(claim.confirm());
+    let zero = |number, present| {
+        let (extent, outcome) = (chunk(number), Outcome::ReadsZero);
+        Piece { extent, outcome, method: None, present }
+    };
+    claim.settle(vec![erased(chunk(0)), zero(1, true), zero(2, false)], Some(false));
+    let result = job.result().unwrap();
+    let expected = [(0, 1, Outcome::Erased), (1, 2, Outcome::ReadsZero), (3, 1, Outcome::Untouched)];
+    assert_eq!(outcomes(result), expected);
+    let report = result.as_ref().unwrap_err().report().unwrap();
+    assert_eq!((report.erased_bytes, report.reads_zero_bytes), (PAGE, 2 * PAGE));
+    assert_eq!((report.node_remote_bytes, report.method), (2 * PAGE, Some(Method::Portable)));
+    assert_eq!(job.progress().done_bytes, 4 * PAGE);
 }
 
 #[test]
@@ -170,7 +195,7 @@ fn what_ends_a_job() {
     ] {
         let (job, _work) = job(2, None);
         assert_eq!(job.ends_on(&cause), ends);
-        job.claim(chunk(0)).unwrap().settle(Outcome::Failed(cause.clone()), None, None);
+        job.claim(chunk(0)).unwrap().fail(cause.clone());
         match job.claim(chunk(1)) {
             Some(next) => done(next),
             None => assert!(ends, "{cause}"),

@@ -22,12 +22,32 @@ pub(crate) struct WorkRegion {
 }
 
 /// What a worker found when it made a chunk ready.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Prepared {
-    /// The node the first page lies on, where that is known.
+    /// The node the chunk's first present page lies on, where that is known.
     pub(crate) node: Option<NodeId>,
-    /// The pages were proved fresh before they were made present: they read zero already.
-    pub(crate) fresh: bool,
+    /// Parts of the chunk that are proved to read zero without a store; ascending and disjoint.
+    pub(crate) zero: Vec<Extent>,
+    /// Those parts were absent and are present now. To whoever looks again they seem used, so the chunk
+    /// must stay with this worker.
+    pub(crate) made_present: bool,
+}
+
+/// What became of a part of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) extent: Extent,
+    pub(crate) outcome: Outcome,
+    /// How it was overwritten, if it was.
+    pub(crate) method: Option<Method>,
+    /// Whether it has pages, and so lies on a node.
+    pub(crate) present: bool,
+}
+
+impl Piece {
+    pub(crate) fn erased(extent: Extent, method: Option<Method>) -> Self {
+        Self { extent, outcome: Outcome::Erased, method, present: true }
+    }
 }
 
 /// A kind of work on regions of bytes, done chunk by chunk by any worker.
@@ -36,8 +56,9 @@ pub(crate) trait Work: Send + Sync + fmt::Debug {
     /// job may end meanwhile.
     fn prepare(&self, chunk: Extent) -> Result<Prepared, Cause>;
 
-    /// Does the work. Called only while the job is running; the stores are fenced on return.
-    fn perform(&self, chunk: Extent, prepared: Prepared) -> Result<(Outcome, Option<Method>), Cause>;
+    /// Does the work, and says what became of each byte of the chunk. Called only while the job is running;
+    /// the stores are fenced on return.
+    fn perform(&self, chunk: Extent, prepared: &Prepared) -> Result<Vec<Piece>, Cause>;
 
     /// Whether a shorter piece of a chunk that could not be prepared might fare better.
     fn may_be_narrowed(&self, _chunk: Extent, cause: &Cause) -> bool {

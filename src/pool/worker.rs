@@ -9,7 +9,7 @@ use crossbeam::deque::Worker as Deque;
 use super::machine::{Place, Queues};
 use super::{CHUNK, LANES, Shared, Task, persist};
 use crate::extent::Extent;
-use crate::job::{JobCore, Outcome, locality};
+use crate::job::{JobCore, locality};
 use crate::topology::NodeId;
 
 pub(crate) struct Worker {
@@ -81,7 +81,7 @@ impl Worker {
                 let page = job.regions().get(chunk.region as usize).map_or(CHUNK, |region| region.page);
                 let (near, far) = chunk.halve(page);
                 let Some(far) = far.filter(|_| claim.may_be_narrowed(&cause) && !job.ends_on(&cause)) else {
-                    return claim.settle(Outcome::Failed(cause), None, None);
+                    return claim.fail(cause);
                 };
                 claim.hand_back();
                 // Queued, not called: should a panic end this look, the far half is still accounted for.
@@ -89,8 +89,7 @@ impl Worker {
                 return self.work_on(job, near, believed);
             }
         };
-        // Fresh pages are done already; sending them away would make them look used.
-        let found = prepared.node.filter(|_| !prepared.fresh);
+        let found = prepared.node.filter(|_| !prepared.made_present);
         if let Some(place) = self.shared.plan.belongs_elsewhere(self.home, believed, found) {
             claim.hand_back();
             return self.shared.send(place, Task { job: Arc::clone(job), extent: chunk, believed: found });
@@ -100,9 +99,9 @@ impl Worker {
         }
         let home = self.shared.plan.homes().get(self.home);
         let local = home.and_then(|home| locality(prepared.node, *home));
-        match claim.perform(prepared) {
-            Ok((outcome, method)) => claim.settle(outcome, method, local),
-            Err(cause) => claim.settle(Outcome::Failed(cause), None, None),
+        match claim.perform(&prepared) {
+            Ok(pieces) => claim.settle(pieces, local),
+            Err(cause) => claim.fail(cause),
         }
     }
 }

@@ -3,7 +3,10 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
+
+use super::page_size;
 
 /// `HUGETLBFS_MAGIC` of `linux/magic.h`.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -63,12 +66,32 @@ pub(crate) fn reopen(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The offset of the first data at or behind `from`; `None` if there is none up to the file's end.
-/// Moves the offset of `file` (`SEEK_DATA`, lseek(2)).
-pub(crate) fn first_data(file: &File, from: u64) -> io::Result<Option<u64>> {
+/// The holes of `file` in a range of whole pages, in ascending order, up to the end of the file's last page:
+/// behind it there is no memory. Moves the offset of `file` (`SEEK_DATA`, `SEEK_HOLE`, lseek(2)).
+pub(crate) fn file_holes(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let page = page_size();
+    let mut holes = Vec::new();
+    let end = file.metadata()?.len().next_multiple_of(page).min(range.end);
+    let mut at = range.start;
+    while at < end {
+        let data = seek(file, at, libc::SEEK_DATA)?.map_or(end, |data| (data & !(page - 1)).min(end));
+        if at < data {
+            holes.push(at..data);
+        }
+        if data == end {
+            break;
+        }
+        // Behind its last byte a file is said to be a hole, be it in the middle of a page.
+        at = seek(file, data, libc::SEEK_HOLE)?.map_or(end, |hole| hole.next_multiple_of(page));
+    }
+    Ok(holes)
+}
+
+/// The offset that lseek(2) finds; `None` if there is none up to the file's end.
+fn seek(file: &File, from: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
     let from = libc::off_t::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
     // SAFETY: lseek touches no memory of ours.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from, whence) };
     match u64::try_from(found) {
         Ok(offset) => Ok(Some(offset)),
         Err(_) => match io::Error::last_os_error() {
@@ -84,4 +107,45 @@ pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// Holes of a file, against the pages that were written to it; none lies behind its last page.
+    #[test]
+    fn holes_of_a_file() {
+        let page = page_size();
+        for len in [64 * page, 63 * page + 1, 60 * page + 100] {
+            // SAFETY: a name and no memory.
+            let file = unsafe {
+                use std::os::fd::FromRawFd;
+                File::from_raw_fd(libc::memfd_create(c"holes".as_ptr(), libc::MFD_CLOEXEC))
+            };
+            file.set_len(len).unwrap();
+            let holes = |range: Range<u64>| -> Vec<u64> {
+                let found = file_holes(&file, range.start * page..range.end * page).unwrap();
+                found
+                    .into_iter()
+                    .flat_map(|hole| {
+                        assert_eq!((hole.start % page, hole.end % page), (0, 0));
+                        hole.start / page..hole.end / page
+                    })
+                    .collect()
+            };
+            let all = len.div_ceil(page);
+            assert_eq!(holes(0..100), (0..all).collect::<Vec<_>>());
+            let data = [0, 3, 4, 17, all - 1];
+            for at in data {
+                file.write_all_at(&[1], at * page).unwrap();
+            }
+            for range in [0..100, 1..18, 3..5, 5..17, 4..all, all - 1..all, all..100, 100..200] {
+                let expected: Vec<u64> = range.clone().filter(|at| *at < all && !data.contains(at)).collect();
+                assert_eq!(holes(range.clone()), expected, "{len} {range:?}");
+            }
+        }
+    }
 }

@@ -24,11 +24,11 @@ pub use kvm::KeepsMapped;
 #[cfg(feature = "kvm")]
 pub(crate) use kvm::{Slot, SlotTable};
 pub(crate) use mapping::{Reservation, SharedMapping};
-pub(crate) use memfd::{first_data, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
+pub(crate) use memfd::{file_holes, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
 pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
 pub(crate) use populate::populate;
-pub(crate) use present::Presence;
+pub(crate) use present::{Presence, Survey};
 pub(crate) use thread::{block_asynchronous_signals, use_normal_policy};
 
 use std::io;

@@ -2,43 +2,27 @@
 
 use std::sync::OnceLock;
 
-use super::present::Presence;
 use super::{Chunk, errno, page_size};
 
-/// Fewer base pages than this are populated sooner than asked about.
-const ASK_FROM_PAGES: usize = 16;
-
 /// Makes every page that `chunk` touches present and writable.
-///
-/// `presence`, if given, is asked first whether there is anything to do; of use for base pages.
 ///
 /// The error is the kernel's number: `EFAULT` where a store would raise SIGBUS (file too short, no
 /// hugepage left), `EHWPOISON` for a poisoned page, `ENOMEM`, `EINVAL` (a mapping without write
 /// permission or of device memory). On kernels before 5.14, which lack `MADV_POPULATE_WRITE`
 /// (`madvise(2)`), each page is touched instead, and a bad page raises SIGBUS there.
-pub(crate) fn populate(chunk: &Chunk<'_>, presence: Option<&Presence>) -> Result<(), i32> {
-    let page = page_size() as usize;
-    let start = chunk.ptr() as usize & !(page - 1);
-    let Some(len) = (chunk.ptr() as usize).checked_add(chunk.len()).map(|end| end - start) else {
-        return Err(libc::EINVAL);
-    };
+pub(crate) fn populate(chunk: &Chunk<'_>) -> Result<(), i32> {
+    let pages = chunk.pages().ok_or(libc::EINVAL)?;
     if chunk.len() == 0 {
         return Ok(());
     }
     if !kernel_populates() {
-        touch(chunk, page);
+        touch(chunk, page_size() as usize);
         return Ok(());
     }
-    if let (Some(presence), Some(end)) = (presence, (start + len).checked_next_multiple_of(page))
-        && end - start >= ASK_FROM_PAGES * page
-        && presence.proves(start, end, page, |at| populate_write(at, page))?
-    {
-        return Ok(());
-    }
-    populate_write(start, len)
+    populate_write(pages.start, pages.end - pages.start)
 }
 
-fn populate_write(start: usize, len: usize) -> Result<(), i32> {
+pub(super) fn populate_write(start: usize, len: usize) -> Result<(), i32> {
     loop {
         // SAFETY: MADV_POPULATE_WRITE changes no byte: it faults the pages of a range in, as a store
         // would, and reports what a store would meet. The kernel rounds `len` up to whole pages, and a

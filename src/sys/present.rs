@@ -1,17 +1,23 @@
-//! Asking whether the pages of a range are there already, which is cheaper than asking for them.
+//! Asking which pages of a range are there already, which is cheaper than asking for them.
 //!
 //! `MADV_POPULATE_WRITE` takes some 160 ns for a base page that is present (Zen 5, Linux 6.18), three times
 //! as long as clearing it; `PAGEMAP_SCAN` takes 12 ns. Hugepages do not need this: they are few.
 //!
-//! # What is proved
+//! # What a survey says
+//!
+//! Which pages are *absent*: mapped, and neither present nor swapped. Pages under migration, poisoned ones and
+//! guard regions count as swapped. For a shared mapping that is no more than this mapping's view: the file
+//! may hold the page. What absence proves about bytes is argued in `guest/fresh.rs`.
+//!
+//! # What makes populating needless
 //!
 //! That a store meets a page, and so neither a signal nor a handler of somebody else:
-//! - what holds for a whole mapping (it may be written, by this thread, and is no device) is asked of the
-//!   kernel by populating one page of each mapping;
+//! - every page is present and neither the zero page, nor write-protected by a userfaultfd, nor part of a
+//!   hugepage. Swapped, poisoned, truncated and not yet faulted pages are not present;
 //! - the mapping is private anonymous memory, or a shared one of the kernel's own shmem mount (memfds, shared
 //!   anonymous memory), of base pages: no file system has a say in a store to a page that is there;
-//! - every page is present and neither the zero page, nor write-protected by a userfaultfd, nor part of a
-//!   hugepage. Swapped, poisoned, truncated and not yet faulted pages are not present.
+//! - what holds for a whole mapping (it may be written, by this thread, and is no device) is asked of the
+//!   kernel by populating one page of each mapping, one that is there.
 //!
 //! Anything else, and any answer that is not understood, proves nothing. As with populate, what another
 //! thread or process changes afterwards is not covered. A page shared by fork or KSM is copied at the
@@ -19,62 +25,155 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::OnceLock;
 
 use super::memfd::sealed_memfd;
+use super::populate::populate_write;
+use super::{Chunk, page_size};
+
+/// Fewer base pages than this are populated sooner than asked about.
+const ASK_FROM_PAGES: usize = 16;
 
 /// The process's own `maps` and `pagemap`. Answers about the process that first asked.
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
-    view: OnceLock<Option<View>>,
+    pagemap: OnceLock<Option<File>>,
+    mappings: OnceLock<Option<Mappings>>,
 }
 
-#[derive(Debug)]
-struct View {
-    maps: File,
-    pagemap: File,
-    /// Device number, major and minor, of the kernel's shmem mount.
-    shmem: (u32, u32),
+/// Which pages of a range were there. By default nothing is known.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Survey {
+    /// Addresses of absent pages: whole pages, ascending, disjoint. Where nothing is mapped, they mean nothing.
+    pub(crate) absent: Vec<Range<u64>>,
+    /// All pages are there, in such a way that a store may go to them if their mapping lets it.
+    all_plain: bool,
+}
+
+impl Survey {
+    fn add_absent(&mut self, range: Range<u64>) {
+        match self.absent.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.absent.push(range),
+        }
+    }
 }
 
 impl Presence {
-    /// Whether all pages of `start .. end` (whole pages) are proved to be there; `probe` populates one page.
-    pub(super) fn proves(
-        &self,
-        start: usize,
-        end: usize,
-        page: usize,
-        probe: impl Fn(usize) -> Result<(), i32>,
-    ) -> Result<bool, i32> {
-        let Some(view) = self.view.get_or_init(|| View::open(page).ok()) else { return Ok(false) };
-        let mut at = start;
-        while at < end {
-            match view.mapping(at) {
-                Some(mapping) if view.is_plain_memory(&mapping, page) => {
-                    probe(at)?;
+    /// Which of the pages that `chunk` touches are there.
+    pub(crate) fn survey(&self, chunk: &Chunk<'_>) -> Survey {
+        let pagemap = self.pagemap.get_or_init(|| File::open("/proc/self/pagemap").ok());
+        let (Some(pagemap), Some(pages)) = (pagemap, chunk.pages()) else { return Survey::default() };
+        let pages = pages.start as u64..pages.end as u64;
+        scan(pagemap, pages.clone())
+            .unwrap_or_else(|| read_entries(pagemap, pages, page_size()).unwrap_or_default())
+    }
+
+    /// Whether it is proved, from a survey of the chunk, that populating it would change nothing.
+    ///
+    /// An error is that of [`populate`](super::populate()).
+    pub(crate) fn is_populated(&self, chunk: &Chunk<'_>, survey: &Survey) -> Result<bool, i32> {
+        let (page, Some(pages)) = (page_size() as usize, chunk.pages()) else { return Ok(false) };
+        if !survey.all_plain || pages.len() < ASK_FROM_PAGES * page {
+            return Ok(false);
+        }
+        let Some(mappings) = self.mappings.get_or_init(|| Mappings::open(page).ok()) else {
+            return Ok(false);
+        };
+        let mut at = pages.start;
+        while at < pages.end {
+            match mappings.holding(at) {
+                Some(mapping) if mappings.is_plain_memory(&mapping, page) => {
+                    populate_write(at, page)?;
                     at = mapping.vma_end as usize;
                 }
                 _ => return Ok(false),
             }
         }
-        Ok(view.all_present(start, end))
+        Ok(true)
     }
 }
 
-impl View {
+/// Asks by `PAGEMAP_SCAN` (Linux 6.7); `None` where it is not to be had.
+fn scan(pagemap: &File, pages: Range<u64>) -> Option<Survey> {
+    let mut found = [const { PageRegion::new() }; 64];
+    let mut survey = Survey::default();
+    let (mut at, mut plain_up_to) = (pages.start, pages.start);
+    while at < pages.end {
+        let mut scan = PmScan {
+            size: size_of::<PmScan>() as u64,
+            start: at,
+            end: pages.end,
+            vec: found.as_mut_ptr().expose_provenance() as u64,
+            vec_len: found.len() as u64,
+            // All of them, and what they are.
+            category_mask: 0,
+            return_mask: PRESENT | SWAPPED | WRITTEN | ZERO_PAGE | HUGE,
+            ..Default::default()
+        };
+        // SAFETY: the kernel reads and writes `size` bytes at `scan`, laid out as `struct pm_scan_arg` of
+        // `linux/fs.h`, and writes at most `vec_len` regions at `vec`; both live. No flag asks it to
+        // write-protect anything.
+        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+        for region in found.get(..usize::try_from(count).ok()?)? {
+            if region.categories & (PRESENT | SWAPPED) == 0 {
+                survey.add_absent(region.start..region.end);
+            }
+            if region.start == plain_up_to && region.categories == PRESENT | WRITTEN {
+                plain_up_to = region.end;
+            }
+        }
+        if scan.walk_end <= at {
+            return None;
+        }
+        at = scan.walk_end;
+    }
+    survey.all_plain = plain_up_to == pages.end;
+    Some(survey)
+}
+
+/// Asks by the entries of the pagemap (`Documentation/admin-guide/mm/pagemap.rst`).
+fn read_entries(pagemap: &File, pages: Range<u64>, page: u64) -> io::Result<Survey> {
+    /// Says nothing about content, and is set for pages that never were.
+    const SOFT_DIRTY: u64 = 1 << 55;
+    let mut survey = Survey::default();
+    let mut entries = [0u8; 4096];
+    let (mut at, end) = (pages.start / page, pages.end / page);
+    while at < end {
+        let want = entries.len().min((end - at) as usize * 8);
+        let buffer = &mut entries[..want];
+        pagemap.read_exact_at(buffer, at * 8)?;
+        for word in buffer.chunks_exact(8) {
+            let entry = word.iter().rev().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
+            if entry & !SOFT_DIRTY == 0 {
+                survey.add_absent(at * page..(at + 1) * page);
+            }
+            at += 1;
+        }
+    }
+    Ok(survey)
+}
+
+/// The process's own `maps`.
+#[derive(Debug)]
+struct Mappings {
+    maps: File,
+    /// Device number, major and minor, of the kernel's shmem mount.
+    shmem: (u32, u32),
+}
+
+impl Mappings {
     fn open(page: usize) -> io::Result<Self> {
         let device = sealed_memfd(c"vm-zeroing-probe", page as u64, None)?.metadata()?.dev();
-        Ok(Self {
-            maps: File::open("/proc/self/maps")?,
-            pagemap: File::open("/proc/self/pagemap")?,
-            shmem: (libc::major(device), libc::minor(device)),
-        })
+        let maps = File::open("/proc/self/maps")?;
+        Ok(Self { maps, shmem: (libc::major(device), libc::minor(device)) })
     }
 
     /// The mapping that holds an address (`PROCMAP_QUERY`, Linux 6.11).
-    fn mapping(&self, address: usize) -> Option<ProcmapQuery> {
+    fn holding(&self, address: usize) -> Option<ProcmapQuery> {
         let mut query = ProcmapQuery {
             size: size_of::<ProcmapQuery>() as u64,
             query_addr: address as u64,
@@ -92,27 +191,6 @@ impl View {
         let shmem = has(VMA_SHARED) && (mapping.dev_major, mapping.dev_minor) == self.shmem;
         has(VMA_WRITABLE) && mapping.vma_page_size == page as u64 && (anonymous || shmem)
     }
-
-    /// Whether one run of pages that a store may go to covers the range (`PAGEMAP_SCAN`, Linux 6.7).
-    fn all_present(&self, start: usize, end: usize) -> bool {
-        let mut found = PageRegion::default();
-        let mut scan = PmScan {
-            size: size_of::<PmScan>() as u64,
-            start: start as u64,
-            end: end as u64,
-            vec: (&raw mut found).expose_provenance() as u64,
-            vec_len: 1,
-            category_mask: PRESENT | WRITTEN | ZERO_PAGE | HUGE,
-            category_inverted: ZERO_PAGE | HUGE,
-            return_mask: PRESENT,
-            ..Default::default()
-        };
-        // SAFETY: the kernel reads and writes `size` bytes at `scan`, laid out as `struct pm_scan_arg` of
-        // `linux/fs.h`, and writes at most `vec_len` regions at `vec`; both live. No flag asks it to
-        // write-protect anything.
-        let answer = unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-        answer == 1 && found.start == start as u64 && found.end == end as u64
-    }
 }
 
 const VMA_WRITABLE: u64 = 1 << 1;
@@ -120,6 +198,8 @@ const VMA_SHARED: u64 = 1 << 3;
 
 /// `PAGE_IS_PRESENT`.
 const PRESENT: u64 = 1 << 3;
+/// `PAGE_IS_SWAPPED`: swapped, or anything else that is neither present nor absent.
+const SWAPPED: u64 = 1 << 4;
 /// `PAGE_IS_WRITTEN`: not write-protected by a userfaultfd.
 const WRITTEN: u64 = 1 << 1;
 /// `PAGE_IS_PFNZERO`.
@@ -184,129 +264,11 @@ struct PageRegion {
     categories: u64,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::{Chunk, page_size, populate};
-    use super::*;
-
-    const PAGES: usize = 64;
-
-    /// A mapping of `PAGES` base pages, all of them written to.
-    struct Memory(*mut libc::c_void, usize);
-
-    impl Memory {
-        fn new(flags: libc::c_int, file: Option<&File>) -> Self {
-            let len = PAGES * page_size() as usize;
-            let (fd, flags) =
-                file.map_or((-1, flags | libc::MAP_ANONYMOUS), |file| (file.as_raw_fd(), flags));
-            // SAFETY: a new mapping at an address of the kernel's choosing, written to in its whole length.
-            unsafe {
-                let rw = libc::PROT_READ | libc::PROT_WRITE;
-                let at = libc::mmap(std::ptr::null_mut(), len, rw, flags, fd, 0);
-                assert_ne!(at, libc::MAP_FAILED);
-                libc::madvise(at, len, libc::MADV_NOHUGEPAGE);
-                at.cast::<u8>().write_bytes(0xA5, len);
-                Self(at, len)
-            }
-        }
-
-        fn page(&self, index: usize) -> *mut libc::c_void {
-            self.0.wrapping_byte_add(index * page_size() as usize)
-        }
-
-        fn is_proved(&self) -> Result<bool, i32> {
-            let start = self.0 as usize;
-            let probe = |at| {
-                // SAFETY: inside a mapping that lives; a probe changes no byte.
-                let page = unsafe { Chunk::from_raw(at as *mut u8, 1) };
-                populate(&page, None)
-            };
-            Presence::default().proves(start, start + self.1, page_size() as usize, probe)
-        }
-
-        fn populate(&self) -> Result<(), i32> {
-            // SAFETY: the mapping lives, and no reference to its bytes does.
-            populate(&unsafe { Chunk::from_raw(self.0.cast(), self.1) }, Some(&Presence::default()))
-        }
-    }
-
-    impl Drop for Memory {
-        fn drop(&mut self) {
-            // SAFETY: the test's own mapping, unused from here on.
-            unsafe { libc::munmap(self.0, self.1) };
-        }
-    }
-
-    fn file() -> File {
-        sealed_memfd(c"present", PAGES as u64 * page_size(), None).unwrap()
-    }
-
-    fn kernel_answers() -> bool {
-        let answers = super::super::kernel_is_at_least(6, 11);
-        if !answers {
-            println!("SKIPPED: PROCMAP_QUERY needs Linux 6.11");
-        }
-        answers
-    }
-
-    #[test]
-    fn memory_that_was_written_is_there() {
-        if kernel_answers() {
-            assert_eq!(Memory::new(libc::MAP_PRIVATE, None).is_proved(), Ok(true), "anonymous");
-            assert_eq!(Memory::new(libc::MAP_SHARED, None).is_proved(), Ok(true), "shared anonymous");
-            assert_eq!(Memory::new(libc::MAP_SHARED, Some(&file())).is_proved(), Ok(true), "memfd");
-        }
-    }
-
-    #[test]
-    fn a_page_that_is_not_there_is_never_proved() {
-        for index in [1, PAGES / 2, PAGES - 1] {
-            let memory = Memory::new(libc::MAP_PRIVATE, None);
-            // SAFETY: drops a page of the test's own mapping.
-            unsafe { libc::madvise(memory.page(index), page_size() as usize, libc::MADV_DONTNEED) };
-            assert_eq!(memory.is_proved(), Ok(false), "absent");
-            // SAFETY: reads a byte of the test's own mapping, which brings the zero page in.
-            assert_eq!(unsafe { memory.page(index).cast::<u8>().read_volatile() }, 0);
-            assert_eq!(memory.is_proved(), Ok(false), "the zero page");
-            assert_eq!(memory.populate(), Ok(()));
-            assert_eq!(memory.is_proved(), Ok(kernel_answers()));
-        }
-    }
-
-    #[test]
-    fn a_private_mapping_of_a_file_is_not_believed() {
-        assert_eq!(Memory::new(libc::MAP_PRIVATE, Some(&file())).is_proved(), Ok(false));
-    }
-
-    #[test]
-    fn a_page_that_may_not_be_written_is_an_error() {
-        let memory = Memory::new(libc::MAP_SHARED, Some(&file()));
-        // SAFETY: takes a right from the test's own mapping.
-        unsafe { libc::mprotect(memory.page(PAGES / 2), page_size() as usize, libc::PROT_READ) };
-        assert!(memory.populate().is_err());
-    }
-
-    #[test]
-    fn a_hole_between_mappings_is_an_error() {
-        let memory = Memory::new(libc::MAP_PRIVATE, None);
-        // SAFETY: a page of the test's own mapping; nobody maps there before it is unmapped again as a whole.
-        unsafe {
-            let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-            libc::mmap(memory.page(PAGES / 2), page_size() as usize, libc::PROT_NONE, nothing, -1, 0);
-        }
-        assert!(memory.populate().is_err());
-    }
-
-    #[test]
-    fn a_file_cut_short_is_an_error() {
-        // SAFETY: a name and no memory.
-        let file = unsafe {
-            use std::os::fd::FromRawFd;
-            File::from_raw_fd(libc::memfd_create(c"cut".as_ptr(), libc::MFD_CLOEXEC))
-        };
-        file.set_len(PAGES as u64 * page_size()).unwrap();
-        let memory = Memory::new(libc::MAP_SHARED, Some(&file));
-        file.set_len((PAGES as u64 - 1) * page_size()).unwrap();
-        assert_eq!(memory.populate(), Err(libc::EFAULT));
+impl PageRegion {
+    const fn new() -> Self {
+        Self { start: 0, end: 0, categories: 0 }
     }
 }
+
+#[cfg(test)]
+mod tests;

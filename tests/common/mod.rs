@@ -192,6 +192,18 @@ pub fn worker_threads() -> Vec<(u32, String)> {
         .collect()
 }
 
+/// Whether holes of memory files are believed: since Linux 6.6.
+pub fn holes_are_believed() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let believed = (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 6);
+    if !believed {
+        println!("holes of memory files prove nothing on Linux {release}");
+    }
+    believed
+}
+
 /// A memory file of base pages.
 pub fn memfd(len: u64) -> File {
     let file = memfd_with(libc::MFD_CLOEXEC).unwrap();
