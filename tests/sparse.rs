@@ -440,3 +440,49 @@ fn a_page_punched_out_of_a_lease_is_had_again() {
     assert_eq!(report.erased_bytes, 8 * MIB);
     assert_eq!(data_of(&file).len() as u64, 8 * MIB / PAGE);
 }
+
+/// `/proc/self/smaps` costs time with the memory of the process. Whoever submits does not read it, and nobody
+/// does for memory that is all there; one worker does, once a job, where something is to be proved.
+#[test]
+fn smaps_is_read_where_it_is_needed() {
+    common::run_child("smaps_is_read_where_it_is_needed_child");
+}
+
+#[test]
+#[ignore = "a part of smaps_is_read_where_it_is_needed"]
+fn smaps_is_read_where_it_is_needed_child() {
+    if !common::is_child() {
+        return;
+    }
+    // Bytes that a thread has read by system calls.
+    let read_by = |thread: &str| {
+        let io = std::fs::read_to_string(format!("/proc/{thread}/io")).ok()?;
+        io.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse::<u64>().ok())
+    };
+    if read_by("thread-self").is_none() {
+        println!("SKIPPED: this kernel does not account for what threads read");
+        return;
+    }
+    let service = service_with(4);
+    let workers: Vec<String> =
+        common::worker_threads().iter().map(|(thread, _)| format!("self/task/{thread}")).collect();
+    let by_workers = || workers.iter().map(|worker| read_by(worker).unwrap()).sum::<u64>();
+    let guest = anonymous(64 * MIB);
+    let smaps = std::fs::read("/proc/self/smaps").unwrap().len() as u64;
+    for (used, intent, times) in [
+        (64 * MIB, Intent::Teardown, 0),
+        (64 * MIB, Intent::Boot, 0),
+        (63 * MIB, Intent::Teardown, 1),
+        (MIB, Intent::Boot, 1),
+    ] {
+        let guest = if used == 64 * MIB { Arc::clone(&guest) } else { anonymous(64 * MIB) };
+        fill(&*guest, 0, used);
+        let (own, theirs) = (read_by("thread-self").unwrap(), by_workers());
+        let job = service.zero(&guest, intent).unwrap();
+        assert!(read_by("thread-self").unwrap() - own < 1000, "no more than the counters");
+        all_zero(&job);
+        let found = by_workers() - theirs;
+        // To the nearest: mappings come and go, and the kernel's version is read as well.
+        assert_eq!((found + smaps / 2) / smaps, times, "{intent:?} {used}: {found} of {smaps}");
+    }
+}
