@@ -79,8 +79,8 @@ mod topology;
 pub use clear::{CpuDescription, Method, Vendor};
 #[cfg(feature = "kvm")]
 pub use error::SlotError;
-pub use error::{BuildError, FrameError, JobError, MethodError, RequestError, TopologyError};
-pub use frames::{FrameCounts, FrameTable, PageFrame, PageState, SectionState, Span};
+pub use error::{BuildError, JobError, MethodError, RequestError, TopologyError};
+pub use frames::{FrameCounts, FrameError, FrameTable, PageFrame, PageState, SectionState, Span};
 pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
 #[cfg(feature = "kvm")]
 pub use guest::{KvmQuiesced, KvmSlots, TeardownFailure};

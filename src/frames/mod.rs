@@ -7,12 +7,14 @@
 //! ([`ZeroingService::initialise_frames`](crate::ZeroingService::initialise_frames)).
 
 mod counts;
+mod error;
 mod initialise;
 mod state;
 mod table;
 mod transition;
 
 pub use counts::FrameCounts;
+pub use error::FrameError;
 pub(crate) use initialise::Initialisation;
 pub use state::{PageState, SectionState};
 pub use table::{FrameTable, Span};

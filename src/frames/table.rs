@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::FrameError;
 use super::counts::{Counts, FrameCounts};
 use super::state::{Descriptor, PageState, SectionState};
 use super::transition::PageFrame;
-use crate::error::FrameError;
 use crate::topology::NodeId;
 
 /// A run of frames on one node. Between two spans there may be holes.

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::utils::Backoff;
 
+use super::FrameError;
 use super::state::{Descriptor, PageState};
 use super::table::FrameTable;
-use crate::error::FrameError;
 use crate::topology::NodeId;
 
 impl FrameTable {

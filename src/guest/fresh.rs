@@ -180,6 +180,7 @@ fn parse_header(line: &str) -> Option<Mapping> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
 mod tests {
     use super::*;
 

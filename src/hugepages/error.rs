@@ -8,7 +8,8 @@ use vm_memory::GuestRegionCollectionError;
 
 use super::lease::LeaseId;
 use super::memory::LeasedMemory;
-use crate::error::{FrameError, JobError, RequestError};
+use crate::error::{JobError, RequestError};
+use crate::frames::FrameError;
 use crate::topology::NodeId;
 
 /// A pool could not be built; the host has all its pages back.

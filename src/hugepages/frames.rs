@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::FrameError;
+use crate::frames::FrameError;
 use crate::frames::{FrameCounts, FrameTable, PageState};
 use crate::topology::NodeId;
 

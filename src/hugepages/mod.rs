@@ -7,6 +7,7 @@
 //! `Stale → Zeroing → Zero → Leased → Stale`. A page is `Zero` only by a finished job over it, and only
 //! slabs whose pages are all `Zero` are lent.
 
+mod builder;
 mod error;
 mod frames;
 mod host;
@@ -17,9 +18,10 @@ mod pool;
 mod slab;
 mod zeroing;
 
+pub use builder::{HugepagePoolBuilder, PageSize};
 pub use error::{LayoutError, LeaseError, PoolError, RecycleError, RecycleFailure};
 pub use frames::PoolFrames;
 pub use lease::{Lease, LeaseId, NodePolicy};
 pub use ledger::PoolUsage;
 pub use memory::{LeasedMemory, LeasedRegion};
-pub use pool::{HugepagePool, HugepagePoolBuilder, PageSize};
+pub use pool::HugepagePool;

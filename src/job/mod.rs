@@ -1,5 +1,6 @@
 //! Floor 3: a submitted request, its handle, and the report of what is zero and what is not.
 
+mod claim;
 mod core;
 mod outcome;
 mod report;
@@ -11,7 +12,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::{JobCore, Lane, StopReason, Terms, locality};
+pub(crate) use self::core::{JobCore, Lane, StopReason, Terms};
+pub(crate) use claim::locality;
 pub(crate) use outcome::Outcomes;
 pub use outcome::{Cause, Outcome};
 pub use report::{Progress, RangeReport, Report};

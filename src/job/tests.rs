@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::core::{Claim, JobCore, Lane, StopReason, Terms};
+use super::claim::Claim;
+use super::core::{JobCore, Lane, StopReason, Terms};
 use super::{Cause, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
 use crate::clear::Method;
 use crate::error::JobError;
