@@ -158,7 +158,7 @@ fn a_sparse_memory_file_stays_sparse() {
 
 #[test]
 fn sparse_private_anonymous_memory_stays_sparse() {
-    let service = service();
+    let service = service_with(8);
     let guest = anonymous(LEN);
     let pages = pages_of(&USED);
     for request in requests(&guest) {
@@ -166,6 +166,8 @@ fn sparse_private_anonymous_memory_stays_sparse() {
         assert_eq!(there(base(&guest), LEN), pages);
         let report = all_zero(&service.submit(request).unwrap());
         assert_erased(&report, LEN, &pages);
+        let placed = report.node_local_bytes + report.node_remote_bytes;
+        assert_eq!(placed, report.erased_bytes, "a hole is on no node");
         assert_eq!(there(base(&guest), LEN), pages, "as sparse as before");
         assert_eq!(resident(base(&guest)), pages.len() as u64 * PAGE / 1024);
         USED.iter().for_each(|(start, len)| assert!(is_zero(&*guest, *start, *len)));
@@ -173,6 +175,7 @@ fn sparse_private_anonymous_memory_stays_sparse() {
     // Unless populating is asked for: what is fresh is not written twice, and all is there.
     let report = all_zero(&service.submit(ZeroRequest::new(&guest).strategy(Strategy::Populate)).unwrap());
     assert_erased(&report, LEN, &pages);
+    assert_eq!(report.node_local_bytes + report.node_remote_bytes, LEN);
     assert_eq!(there(base(&guest), LEN).len() as u64, LEN / PAGE);
 }
 

@@ -13,8 +13,8 @@ use crate::extent::Extent;
 pub enum Outcome {
     /// We overwrote it with zeros, and the stores were fenced.
     Erased,
-    /// It reads zero without a store of ours: pages that the kernel handed out fresh. Says nothing
-    /// about where older bytes went.
+    /// It reads zero without a store of ours: pages that the kernel handed out fresh, or holes, which
+    /// have no pages yet. Says nothing about where older bytes went.
     ReadsZero,
     /// Not proved zero, and why.
     Failed(Cause),

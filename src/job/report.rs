@@ -31,9 +31,9 @@ pub struct Report {
     pub total_bytes: u64,
     /// Bytes that we overwrote.
     pub erased_bytes: u64,
-    /// Bytes that read zero without a store of ours (fresh pages from the kernel).
+    /// Bytes that read zero without a store of ours: fresh pages from the kernel, and holes.
     pub reads_zero_bytes: u64,
-    /// Bytes handled by a worker of the node they lie on.
+    /// Bytes handled by a worker of the node they lie on. Holes lie on none.
     pub node_local_bytes: u64,
     /// Bytes handled by a worker of another node.
     pub node_remote_bytes: u64,
