@@ -104,3 +104,7 @@ pub use vm_memory;
 #[doc = include_str!("../README.md")]
 #[cfg(doctest)]
 struct ReadmeDoctests;
+
+#[doc = include_str!("../docs/integration.md")]
+#[cfg(all(doctest, feature = "kvm"))]
+struct IntegrationDoctests;
