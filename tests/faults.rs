@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use common::files::truncated;
 use common::hooked::{Answer, HookedMemory, HookedRegion, hooked, hooked_memory, memory_of};
 use common::hugepages::{HUGE, Hugepages, available, hugetlb_memfd};
 use common::mapped::Mapped;
@@ -133,17 +133,6 @@ fn hugepages_run_out_in_the_last_region() {
             }
         }
     }
-}
-
-/// Maps a file, then cuts it.
-fn truncated(len: u64, to: u64) -> (Arc<GuestMemoryMmap<()>>, File) {
-    let file = memfd(len);
-    let offset = FileOffset::new(file.try_clone().unwrap(), 0);
-    let memory =
-        GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), len as usize, Some(offset))]).unwrap();
-    fill(&memory, 0, to);
-    file.set_len(to).unwrap();
-    (Arc::new(memory), file)
 }
 
 /// R16: a file cut by a page, by more, and in the middle of a page. Neither boot nor teardown stops there.

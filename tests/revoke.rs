@@ -2,19 +2,20 @@
 //! the pages as long as somebody may still have them.
 #![cfg(all(target_os = "linux", target_endian = "little"))]
 #![allow(
-    unsafe_code,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,
-    reason = "tests; installs a seccomp filter"
+    reason = "helpers of tests are tests"
 )]
 
 #[path = "common/pool.rs"]
 mod common;
-
-use std::io;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "common/seccomp.rs"]
+mod seccomp;
 
 use common::*;
+use seccomp::{Refusal, Scope, refuse};
 use vm_zeroing::{LeaseError, NodePolicy, Quiesced, RecycleError};
 
 const SLAB: u64 = 64 * KIB;
@@ -22,39 +23,11 @@ const SLAB: u64 = 64 * KIB;
 /// Runs `work` on a thread on which `mmap(…, PROT_NONE, MAP_FIXED…)` answers ENOMEM; `None` where such a
 /// filter cannot be had, said aloud.
 fn without_revoking<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
-    std::thread::scope(|scope| scope.spawn(|| forbid().map(|()| work())).join().unwrap())
-}
-
-fn forbid() -> Option<()> {
-    let step = |code: u32, jt, jf, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let (load, equal, set, answer) = (
-        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-        libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K,
-        libc::BPF_RET | libc::BPF_K,
-    );
-    // struct seccomp_data: the number at 0, arguments of 8 bytes from 16 on.
-    let mut program = [
-        step(load, 0, 0, 0),
-        step(equal, 0, 5, libc::SYS_mmap as u32),
-        step(load, 0, 0, 16 + 2 * 8),
-        step(equal, 0, 3, libc::PROT_NONE as u32),
-        step(load, 0, 0, 16 + 3 * 8),
-        step(set, 0, 1, libc::MAP_FIXED as u32),
-        step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOMEM as u32),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: both concern this thread only; the program outlives the call, which copies it.
-    let answer = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter, 0, 0)
-    };
-    if answer < 0 {
-        println!("skipped: no seccomp filter: {}", io::Error::last_os_error());
-        return None;
-    }
-    Some(())
+    let revoking = Refusal::new(libc::SYS_mmap, libc::ENOMEM)
+        .if_equal(2, libc::PROT_NONE as u32)
+        .if_set(3, libc::MAP_FIXED as u32);
+    let filtered = || refuse(Scope::Thread, &[revoking]).map(|()| work());
+    std::thread::scope(|scope| scope.spawn(filtered).join().unwrap())
 }
 
 #[test]

@@ -8,9 +8,16 @@
     reason = "helpers of tests are tests, and each test file uses its share of them"
 )]
 
+pub mod cgroup;
+pub mod counting;
+pub mod events;
+pub mod files;
 pub mod hooked;
 pub mod hugepages;
+pub mod limits;
 pub mod mapped;
+pub mod pinned;
+pub mod seccomp;
 pub mod uffd;
 
 use std::fs::File;
@@ -252,11 +259,16 @@ pub fn child(name: &str) -> Command {
 
 /// Runs it to its end, which must be a good one.
 pub fn run_child(name: &str) {
-    let output = child(name).output().unwrap();
+    ends_well(&mut child(name));
+}
+
+/// The same for a child's command that was added to.
+pub fn ends_well(child: &mut Command) {
+    let output = child.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     print!("{said}");
     eprint!("{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"), "{name}: {}", output.status);
+    assert!(output.status.success() && said.contains("1 passed"), "{child:?}: {}", output.status);
 }
 
 /// Whether this process was started by [`child`].

@@ -68,6 +68,11 @@ impl Userfaultfd {
         }
     }
 
+    /// Waits until somebody stands before a missing page. Nobody is let on.
+    pub fn wait_for_a_fault(&self) {
+        assert!(super::readable(&self.0, -1));
+    }
+
     /// Answers every fault with a page full of `byte`, until dropped.
     pub fn answer_with(self, byte: u8) -> Handler {
         let over = Arc::new(AtomicBool::new(false));
