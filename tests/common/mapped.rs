@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use vm_zeroing::HostRange;
 
+const RW: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
 /// A mapping of base pages, unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapped {
@@ -17,19 +19,21 @@ pub struct Mapped {
 
 impl Mapped {
     pub fn anonymous(len: u64) -> Self {
-        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, None)
+        Self::map(len, RW, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, None)
     }
 
     pub fn shared(file: &File, len: u64) -> Self {
-        Self::map(len, libc::MAP_SHARED, Some(file))
+        Self::map(len, RW, libc::MAP_SHARED, Some(file))
     }
 
-    fn map(len: u64, flags: libc::c_int, file: Option<&File>) -> Self {
+    pub fn shared_read_only(file: &File, len: u64) -> Self {
+        Self::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file))
+    }
+
+    fn map(len: u64, protection: libc::c_int, flags: libc::c_int, file: Option<&File>) -> Self {
         let fd = file.map_or(-1, AsRawFd::as_raw_fd);
         // SAFETY: a new mapping at an address of the kernel's choosing.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), len as usize, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-        };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len as usize, protection, flags, fd, 0) };
         assert_ne!(base, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         Self { base: base as usize, len: len as usize }
     }

@@ -73,6 +73,11 @@ impl Userfaultfd {
         assert!(super::readable(&self.0, -1));
     }
 
+    /// Brings one page (of any size). Somebody else may have done so before.
+    pub fn answer(&self, address: u64, page: &[u8]) {
+        let _ = self.ioctl(request(3, 40), &mut [address, page.as_ptr() as u64, page.len() as u64, 0, 0]);
+    }
+
     /// Answers every fault with a page full of `byte`, until dropped.
     pub fn answer_with(self, byte: u8) -> Handler {
         let over = Arc::new(AtomicBool::new(false));
@@ -90,8 +95,7 @@ impl Userfaultfd {
                     _ => continue,
                 }
                 let address = u64::from_ne_bytes(message[16..24].try_into().unwrap()) & !(PAGE - 1);
-                // Somebody else's fault on the same page was answered first, perhaps.
-                let _ = self.ioctl(request(3, 40), &mut [address, page.as_ptr() as u64, PAGE, 0, 0]);
+                self.answer(address, &page);
             }
         });
         Handler { over, thread: Some(thread) }
