@@ -1,0 +1,109 @@
+//! R32: the process's cpuset shrinks in the middle of a job that was submitted by a thread pinned to one CPU. The
+//! job ends, the workers stay inside, and the caller is where it was.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::cgroup::{self, Cgroup};
+use common::hooked::{Answer, Gate, hooked_memory};
+use common::limits::never_hang;
+use common::{
+    MIB, all_zero, allowed_cpus, assert_exact, cpus_of, ends_well, fill, is_child, list, service,
+    worker_threads,
+};
+use vm_zeroing::Intent;
+
+const LEN: u64 = 48 * MIB;
+
+#[test]
+fn a_cpuset_that_shrinks_in_the_middle_of_a_job() {
+    let cpus = allowed_cpus();
+    if cpus.len() < 2 {
+        println!("skipped: a cpuset of one CPU cannot shrink");
+        return;
+    }
+    let Some(cgroup) = Cgroup::new("cpuset") else { return };
+    let Some(()) = cgroup.set("cpuset.mems", "cpuset.mems", mems_allowed()) else { return };
+    let Some(()) = cgroup.set("cpuset.cpus", "cpuset.cpus", list(&cpus)) else { return };
+    ends_well(&mut cgroup.child("a_cpuset_that_shrinks_in_the_middle_of_a_job_child"));
+}
+
+fn mems_allowed() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")).unwrap().trim().to_owned()
+}
+
+fn own_cpus() -> Vec<u32> {
+    cpus_of("/proc/thread-self/status")
+}
+
+/// (CPUs that each worker may use)
+fn workers_cpus() -> Vec<Vec<u32>> {
+    worker_threads().iter().map(|(thread, _)| cpus_of(&format!("/proc/self/task/{thread}/status"))).collect()
+}
+
+fn pin_to(cpu: u32) {
+    // SAFETY: an all-zero set is a valid value; the calls read and write nothing else.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+    }
+}
+
+#[test]
+#[ignore = "a part of a_cpuset_that_shrinks_in_the_middle_of_a_job"]
+fn a_cpuset_that_shrinks_in_the_middle_of_a_job_child() {
+    if !is_child() {
+        return;
+    }
+    never_hang();
+    let folder = cgroup::enter();
+    let before = allowed_cpus();
+    let shrunk = [before[0]];
+    let caller = std::thread::spawn({
+        let (before, folder) = (before.clone(), folder.clone());
+        move || {
+            pin_to(before[0]);
+            let service = service();
+            let workers = workers_cpus();
+            assert!(
+                workers.concat().contains(&before[1]),
+                "the process's CPUs, not the caller's: {workers:?}"
+            );
+            let gate = Gate::after(3);
+            let memory = hooked_memory(LEN, {
+                let gate = Arc::clone(&gate);
+                move |_, _| {
+                    gate.pass();
+                    Answer::AsAsked
+                }
+            });
+            fill(&*memory, 0, LEN);
+            let job = service.zero(&memory, Intent::Teardown).unwrap();
+            gate.wait_for_somebody();
+            std::fs::write(folder.join("cpuset.cpus"), list(&shrunk)).unwrap();
+            gate.open();
+            let report = all_zero(&job);
+            assert_exact(&*memory, &report, &[(0, LEN)]);
+            assert_eq!(workers_cpus(), vec![shrunk.to_vec(); service.workers()], "inside what is left");
+            assert_eq!(own_cpus(), [before[0]], "the caller's affinity");
+            // And the service works on.
+            fill(&*memory, 0, LEN);
+            all_zero(&service.zero(&memory, Intent::Teardown).unwrap());
+            assert_eq!(own_cpus(), [before[0]]);
+        }
+    });
+    caller.join().unwrap();
+    // What is built from here on knows the smaller set.
+    assert_eq!(allowed_cpus(), shrunk);
+    let service = service();
+    assert_eq!(workers_cpus(), [shrunk]);
+    assert_eq!(service.workers(), 1);
+    // The workers do not widen again by themselves; that the operator does is no promise of ours to undo.
+    std::fs::write(folder.join("cpuset.cpus"), list(&before)).unwrap();
+    assert!(workers_cpus().concat().iter().all(|cpu| before.contains(cpu)));
+}
