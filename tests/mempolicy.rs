@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use common::events;
 use common::seccomp::{Refusal, Scope, refuse};
-use common::{MIB, Tree, all_zero, allowed_cpus, assert_exact, fill, is_child, list, run_child};
+use common::{MIB, all_zero, assert_exact, fill, is_child, run_child, two_nodes};
 use tracing::Level;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vm_zeroing::{HugepagePool, Intent, NodeId, PageSize, PoolError, Report, Topology, ZeroingService};
+use vm_zeroing::{HugepagePool, Intent, NodeId, PageSize, PoolError, Report, ZeroingService};
 
 const LEN: u64 = 24 * MIB;
 const CALLS: [(&str, libc::c_long); 3] = [
@@ -20,19 +20,6 @@ const CALLS: [(&str, libc::c_long); 3] = [
     ("get_mempolicy", libc::SYS_get_mempolicy),
     ("mbind", libc::SYS_mbind),
 ];
-
-/// All CPUs on node 0, and a node 1 with memory.
-fn two_nodes() -> Topology {
-    let tree = Tree::new();
-    tree.file("sys/devices/system/cpu/online", &list(&allowed_cpus()));
-    for (id, cpus, distance) in [(0, list(&allowed_cpus()), "10 20"), (1, String::new(), "20 10")] {
-        let folder = format!("sys/devices/system/node/node{id}");
-        tree.file(&format!("{folder}/cpulist"), &cpus);
-        tree.file(&format!("{folder}/meminfo"), &format!("Node {id} MemTotal: 1048576 kB"));
-        tree.file(&format!("{folder}/distance"), distance);
-    }
-    Topology::read(&tree.0).unwrap()
-}
 
 /// Two jobs over several chunks each.
 fn jobs(service: &ZeroingService) -> [Arc<Report>; 2] {

@@ -142,6 +142,19 @@ pub fn one_node() -> Topology {
     topology
 }
 
+/// The allowed CPUs on node 0, and a node 1 that has only memory.
+pub fn two_nodes() -> Topology {
+    let tree = Tree::new();
+    tree.file("sys/devices/system/cpu/online", &list(&allowed_cpus()));
+    for (id, cpus, distance) in [(0, list(&allowed_cpus()), "10 20"), (1, String::new(), "20 10")] {
+        let folder = format!("sys/devices/system/node/node{id}");
+        tree.file(&format!("{folder}/cpulist"), &cpus);
+        tree.file(&format!("{folder}/meminfo"), &format!("Node {id} MemTotal: 1048576 kB"));
+        tree.file(&format!("{folder}/distance"), distance);
+    }
+    Topology::read(&tree.0).unwrap()
+}
+
 /// A folder that stands for "/", removed at the end.
 pub struct Tree(pub PathBuf);
 
