@@ -146,7 +146,7 @@ fn a_limit_on_memory_child() {
     let service = service();
     let memory = anonymous(256 * MIB);
     println!("populating");
-    match service.zero(&memory, Intent::Boot).and_then(|job| Ok(job.wait())) {
+    match service.zero(&memory, Intent::Boot).map(|job| job.wait()) {
         Ok(Ok(_)) => println!("all zero"),
         Ok(Err(error)) => println!("an error: {error}"),
         Err(error) => println!("an error: {error}"),
