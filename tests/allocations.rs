@@ -20,7 +20,7 @@ fn memory(len: u64) -> Arc<GuestMemoryMmap<()>> {
 /// The most that a job over so many bytes held at once.
 fn peak(service: &ZeroingService, len: u64) -> u64 {
     let memory = memory(len);
-    let (peak, report) = peak_of(|| all_zero(&service.zero(&memory, Intent::Teardown).unwrap()));
+    let (peak, report) = peak_of(|| all_zero(&service.zero(&memory, Intent::Boot).unwrap()));
     assert_eq!(report.total_bytes, len);
     peak
 }

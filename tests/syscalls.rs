@@ -173,7 +173,8 @@ fn of_file() -> Arc<Memory> {
 /// Requests of every kind. What is fresh is fresh once.
 fn use_it(service: &ZeroingService, memories: [Arc<Memory>; 2], truncated: &Arc<Memory>) {
     for memory in memories {
-        for intent in [Intent::Boot, Intent::Teardown, Intent::Background] {
+        // Teardown first: it looks for holes, and leaves them to boot.
+        for intent in [Intent::Teardown, Intent::Boot, Intent::Background] {
             let request = ZeroRequest::new(&memory).intent(intent).verify(Verify::Full);
             assert!(service.submit(request).unwrap().wait().unwrap().is_all_zero());
             let request = ZeroRequest::new(&memory).intent(intent).strategy(Strategy::Overwrite);
