@@ -33,17 +33,13 @@ impl Drop for Limit {
     }
 }
 
-/// An ordinary user that owns nothing else on the machine.
-const NOBODY_ELSE: u32 = 61_234;
-
 /// Makes this process an ordinary user's, who has no other processes, where it may; says aloud why not.
 /// There is no way back: for a process of its own.
 pub fn become_ordinary_user() -> Option<()> {
+    let user = 60_000 + std::process::id() % 5_000;
     // SAFETY: numbers only; the C library changes all threads.
     let refused = unsafe {
-        libc::setgroups(0, std::ptr::null()) != 0
-            || libc::setgid(NOBODY_ELSE) != 0
-            || libc::setuid(NOBODY_ELSE) != 0
+        libc::setgroups(0, std::ptr::null()) != 0 || libc::setgid(user) != 0 || libc::setuid(user) != 0
     };
     if refused {
         println!("skipped: cannot become another user (root can): {}", io::Error::last_os_error());
