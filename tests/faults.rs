@@ -91,7 +91,9 @@ fn a_boot_ends_with_a_shortage() {
         assert_eq!(cause, Cause::Shortage { errno: libc::EFAULT });
         assert!((last..last + len).contains(&start));
         assert!(report.ranges.iter().all(|range| range.start >= last || !failed(&range.outcome)));
-        assert!(sum(&report, |outcome| *outcome == Outcome::Untouched) > 0, "it stopped: {report:?}");
+        // Several workers may all have a piece of the last region in hand when the first of them fails.
+        let untouched = sum(&report, |outcome| *outcome == Outcome::Untouched);
+        assert!(workers > 1 || untouched > 0, "it stopped: {report:?}");
         // Outside the last region, which cannot be read.
         let mut seven = Report::clone(&report);
         seven.ranges.retain(|range| range.start < last);

@@ -303,11 +303,12 @@ impl Bitmap for Witness {
     }
 }
 
-/// Private anonymous memory under a witness.
+/// Memory under a witness. Shared anonymous memory: nothing proves what its absent pages read, so workers
+/// overwrite them, and place them by that.
 pub fn witnessed(bytes: u64, witness: &Witness) -> Arc<GuestMemoryMmap<Witness>> {
     let region = MmapRegionBuilder::new_with_bitmap(bytes as usize, witness.clone())
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
+        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
         .build()
         .unwrap();
     let region = GuestRegionMmap::new(region, GuestAddress(0)).unwrap();
