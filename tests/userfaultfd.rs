@@ -1,5 +1,10 @@
 //! Memory whose page faults somebody else answers: never (R17), late, no more because it died, or with lies (R48).
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 mod common;
 
@@ -40,9 +45,14 @@ fn with_a_silent_handler() -> Option<(Arc<Memory>, Userfaultfd)> {
     Some((memory, handler))
 }
 
+/// How a job ends over the heads of stuck workers: not never.
+fn stopped(job: &Job) -> JobError {
+    job.wait_timeout(Duration::from_secs(60)).expect("a waiter is freed").unwrap_err()
+}
+
 /// What a job that was stopped with one worker stuck says. The missing chunk cannot be read yet.
 fn assert_stalled(memory: &Memory, job: &Job) -> Arc<Report> {
-    let error = job.wait().unwrap_err();
+    let error = stopped(job);
     let JobError::Stalled { in_flight_bytes, report } = error else { panic!("{error}") };
     assert!(readable(job.completion_fd(), 0));
     assert_eq!(in_flight_bytes, sum(&report, |outcome| *outcome == Outcome::InFlight));
@@ -119,7 +129,7 @@ fn every_worker_is_stuck() {
     let job = service.zero(&memory, Intent::Boot).unwrap();
     handler.wait_for_a_fault();
     job.cancel();
-    let error = job.wait().unwrap_err();
+    let error = stopped(&job);
     let JobError::Stalled { in_flight_bytes, report } = &error else { panic!("{error}") };
     assert!(*in_flight_bytes > 0 && report.zero_bytes() == 0);
     let waiting = self::memory(MIB, None);
