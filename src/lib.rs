@@ -58,7 +58,8 @@
 //! # Where to read on
 //!
 //! In the repository: `docs/trust.md` argues why a page may be called zero and lists what is not erased;
-//! `docs/integration.md` says where the calls go, what each error asks for, and which system calls are made;
+//! `docs/integration.md` says where the calls go and what each error asks for, `docs/syscalls.md` which system
+//! calls are made;
 //! `docs/architecture.md` is the house on one page; `examples/mini_vmm` shows the whole life on KVM.
 
 #[cfg(not(target_os = "linux"))]

@@ -70,6 +70,40 @@ fn memory_that_owns_the_service() {
     }
 }
 
+/// Waits for its job when it is dropped, as the memory of a VM might.
+struct Waits(Arc<Mutex<Option<Job>>>, Arc<AtomicUsize>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let job = self.0.lock().unwrap().take();
+        if let Some(job) = job {
+            assert!(job.wait().unwrap().is_all_zero());
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn memory_whose_destructor_waits_for_the_job() {
+    let service = service_with(2);
+    let waited = Arc::new(AtomicUsize::new(0));
+    for _ in 0..20 {
+        let memory = Arc::new(Mapped::anonymous(LEN));
+        let owned: Arc<Mutex<Option<Job>>> = Arc::default();
+        let keep_alive = Arc::new((Arc::clone(&memory), Waits(Arc::clone(&owned), Arc::clone(&waited))));
+        let job = {
+            // Held until the job is in its place, so that the destructor finds it.
+            let mut place = owned.lock().unwrap();
+            let job =
+                service.submit(ZeroRequest::host([memory.host_range_kept_by(0, LEN, keep_alive)])).unwrap();
+            *place = Some(job.clone());
+            job
+        };
+        all_zero(&job);
+    }
+    assert_eq!(waited.load(Ordering::SeqCst), 20);
+}
+
 /// Counts how often it was dropped, and panics.
 struct Panics(Arc<AtomicUsize>);
 

@@ -67,7 +67,7 @@ impl Known {
     fn of_process<'f>(files: impl Iterator<Item = &'f File>) -> Self {
         let holes_can_be_trusted = kernel_is_at_least(6, 6);
         let mut backings: Vec<Backing> = Vec::new();
-        for file in files.filter(|file| holes_can_be_trusted && is_tmpfs(file)) {
+        for file in files.filter(|file| holes_can_be_trusted && is_file(file) && is_tmpfs(file)) {
             let Ok(identity) = identity(file) else { continue };
             if backings.iter().all(|known| known.identity != identity)
                 && let Ok(file) = reopen(file)
@@ -75,7 +75,12 @@ impl Known {
                 backings.push(Backing { file, identity });
             }
         }
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let smaps = std::fs::read("/proc/self/smaps").unwrap_or_else(|error| {
+            tracing::warn!(%error, "/proc/self/smaps cannot be read; sparse memory is made present and overwritten");
+            Vec::new()
+        });
+        // Names of mapped files need not be UTF-8.
+        let smaps = String::from_utf8_lossy(&smaps);
         let mappings = parse_smaps(&smaps).filter(|mapping| mapping.usable && !mapping.userfaultfd);
         let mappings = mappings.filter(|mapping| mapping.shared || mapping.anonymous).collect();
         Self { mappings, files: backings }
@@ -125,6 +130,11 @@ fn identity(file: &File) -> io::Result<Identity> {
     Ok((libc::major(found.dev()), libc::minor(found.dev()), found.ino()))
 }
 
+/// Device nodes live on a tmpfs too, and opening one again may do anything.
+fn is_file(file: &File) -> bool {
+    file.metadata().is_ok_and(|found| found.is_file())
+}
+
 /// One mapping of `/proc/<pid>/smaps` (proc_pid_smaps(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mapping {
@@ -140,15 +150,22 @@ struct Mapping {
     userfaultfd: bool,
 }
 
-/// The mappings whose flags are known; others are left out, and so not believed.
+/// The mappings whose flags are known, ascending and disjoint; others are left out, and so not believed.
 fn parse_smaps(text: &str) -> impl Iterator<Item = Mapping> {
     let mut current: Option<Mapping> = None;
+    let mut told_up_to = 0;
     text.lines().filter_map(move |line| {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             let mut mapping = current.take()?;
+            // The kernel writes the file in pieces. Mappings that merge between two of them are told of
+            // again, as one that begins before what was told already.
+            let again = told_up_to.clamp(mapping.range.start, mapping.range.end) - mapping.range.start;
+            mapping.range.start += again;
+            mapping.offset = mapping.offset.checked_add(again)?;
+            told_up_to = told_up_to.max(mapping.range.end);
             mapping.userfaultfd =
                 flags.split_ascii_whitespace().any(|flag| matches!(flag, "um" | "uw" | "ui"));
-            return Some(mapping);
+            return Some(mapping).filter(|mapping| !mapping.range.is_empty());
         }
         if let Some(header) = parse_header(line) {
             current = Some(header);
@@ -231,6 +248,26 @@ Rss: 0 kB
         assert_eq!(known.holes(&[at(0)..at(16)]), []);
         assert_eq!(Known::default().holes(&[at(0)..at(16)]), []);
         assert_eq!(Freshness::Nothing.holes(&[at(0)..at(16)], [].into_iter()), []);
+    }
+
+    #[test]
+    fn mappings_told_twice_are_told_once() {
+        let smaps = "\
+7f0000000000-7f0000200000 rw-s 00000000 00:01 77 /memfd:ram (deleted)
+VmFlags: rd wr
+7f0000000000-7f0000400000 rw-s 00000000 00:01 77 /memfd:ram (deleted)
+VmFlags: rd wr
+7f0000100000-7f0000300000 rw-s 00100000 00:01 77 /memfd:ram (deleted)
+VmFlags: rd wr
+7f0000400000-7f0000500000 rw-p 00000000 00:00 0
+VmFlags: rd wr
+";
+        let told: Vec<_> = parse_smaps(smaps)
+            .map(|mapping| {
+                (mapping.range.start >> 20 & 0xf, mapping.range.end >> 20 & 0xf, mapping.offset >> 20)
+            })
+            .collect();
+        assert_eq!(told, [(0, 2, 0), (2, 4, 2), (4, 5, 0)]);
     }
 
     #[test]

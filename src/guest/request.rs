@@ -44,8 +44,8 @@ pub enum Verify {
     /// No.
     #[default]
     None,
-    /// Every byte, right after it was cleared; a hole that was left one is not read, but looked for again. True for that moment only: that nobody writes afterwards
-    /// is what [`Quiesced`](crate::Quiesced) stands for.
+    /// Every byte, right after it was cleared; a hole that was left one is not read, but looked for again.
+    /// True for that moment only: that nobody writes afterwards is what [`Quiesced`](crate::Quiesced) stands for.
     Full,
 }
 

@@ -149,18 +149,10 @@ impl JobCore {
         Progress { done_bytes: self.progress.load(Ordering::Relaxed), total_bytes: self.total }
     }
 
-    /// How it ended, once the memory is let go as well.
+    /// How it ended, once the memory is let go as well; that memory's destructor is told before.
     pub(crate) fn result(&self) -> Option<&Result<Arc<Report>, JobError>> {
-        self.done.get().filter(|_| self.released.load(Ordering::Acquire))
-    }
-
-    /// Waits until no worker touches the memory any more, `until` at the latest; and, unless the caller is
-    /// that memory's destructor, until it has been let go.
-    pub(crate) fn wait_for_workers(&self, until: Option<Instant>) -> bool {
-        if self.releaser.get() == Some(&thread::current().id()) {
-            return self.done.get().is_some();
-        }
-        self.wait_until(until).is_some()
+        let releases = || self.releaser.get() == Some(&thread::current().id());
+        self.done.get().filter(|_| self.released.load(Ordering::Acquire) || releases())
     }
 
     /// Asks the job to stop. The first reason counts; after the end it changes nothing.
@@ -273,20 +265,22 @@ impl JobCore {
         for (extent, _) in std::mem::take(&mut books.claims) {
             books.outcomes.record(extent, Outcome::InFlight);
         }
-        let outcomes = std::mem::take(&mut books.outcomes);
-        let report = Arc::new(self.report(&books, &outcomes));
-        let first_failure = books.first_failure.take();
+        let ended = Books { ended: true, ..std::mem::take(&mut *books) };
+        books.ended = true;
         drop(books);
+        // Of a fragmented memory the report is long: nobody waits for the books meanwhile.
+        let Books { outcomes, first_failure, .. } = &ended;
+        let report = Arc::new(self.report(&ended));
 
         let work = lock(&self.work).take();
         if let Some(work) = &work {
-            work.finish(&self.regions, &outcomes);
+            work.finish(&self.regions, outcomes);
         }
         let result = match (first_failure, self.stop_reason()) {
             _ if report.is_all_zero() => Ok(report),
             _ if in_flight > 0 => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
             (Some((extent, cause)), _) => {
-                let start = self.address(&extent);
+                let (start, cause) = (self.address(extent), cause.clone());
                 Err(JobError::Failed { start, len: extent.len, cause, report })
             }
             (None, Some(StopReason::DeadlinePassed)) => Err(JobError::DeadlinePassed { report }),
@@ -296,8 +290,8 @@ impl JobCore {
         tracing::debug!(bytes = self.total, all_zero = result.is_ok(), "job over");
         // `end` runs once, so the cell is empty.
         let _ = self.done.set(result);
-        // The memory may own anything, this job's last handle or the service included, and its destructor
-        // may panic: it goes after `done`, which those look at, and before `wait` returns.
+        // The memory may own anything, this job's last handle or the service included, and its destructor may
+        // wait for the job or panic: it goes after `done` and before `wait` returns to anybody else.
         let _ = self.releaser.set(thread::current().id());
         if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
             tracing::error!("the destructor of a job's memory panicked");
@@ -313,7 +307,7 @@ impl JobCore {
         self.regions.get(extent.region as usize).map_or(0, |region| region.address) + extent.start
     }
 
-    fn report(&self, books: &Books, outcomes: &Outcomes) -> Report {
+    fn report(&self, books: &Books) -> Report {
         let mut report = Report {
             total_bytes: self.total,
             node_local_bytes: books.local_bytes,
@@ -323,7 +317,7 @@ impl JobCore {
             ..Report::default()
         };
         for (index, region) in self.regions.iter().enumerate() {
-            for (extent, outcome) in outcomes.of_region(index as u32, region.len) {
+            for (extent, outcome) in books.outcomes.of_region(index as u32, region.len) {
                 match outcome {
                     Outcome::Erased => report.erased_bytes += extent.len,
                     Outcome::ReadsZero => report.reads_zero_bytes += extent.len,

@@ -117,7 +117,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if self.cancel_on_drop && self.check_process().is_ok() {
             self.core.stop(StopReason::Cancelled);
-            while !self.core.wait_for_workers(None) {}
+            while self.core.wait_until(None).is_none() {}
         }
     }
 }

@@ -205,12 +205,11 @@ impl Pool {
     /// Stops every job and joins the workers. Returns within a bounded time: workers stuck in a page fault
     /// are reported and left alone, and so are jobs whose stores are stuck.
     pub(crate) fn close(&self) {
-        let threads = std::mem::take(&mut *lock(&self.threads));
         if std::process::id() != self.process {
-            // A forked child: these threads are not here, and joining them would wait for ever.
-            threads.into_iter().for_each(std::mem::forget);
+            // A forked child: these threads are not here, and whoever held a lock in the parent is not either.
             return;
         }
+        let threads = std::mem::take(&mut *lock(&self.threads));
         let jobs: Vec<Arc<JobCore>> = {
             let jobs = lock(&self.jobs);
             if self.shared.closing.load(Ordering::Acquire) {
@@ -245,7 +244,7 @@ impl Pool {
         let deadline = Instant::now() + CLOSE_GRACE;
         for job in &jobs {
             // Ends it over the heads of stuck workers, if need be.
-            if !job.wait_for_workers(Some(deadline)) {
+            if job.wait_until(Some(deadline)).is_none() {
                 tracing::error!("a job's store is stuck in a page fault; the job ends when the fault does");
             }
         }

@@ -99,7 +99,8 @@ impl<M: KeepsMapped> SlotTable<M> {
             };
             // SAFETY: size 0 deletes a slot (KVM API, KVM_SET_USER_MEMORY_REGION) and shows no memory.
             match unsafe { self.vm.set_user_memory_region(nothing) } {
-                // There is no such slot: somebody else deleted it.
+                // There is no such slot: somebody else deleted it. (The addresses are aligned, which KVM would
+                // answer in the same way.)
                 Err(error) if error.errno() == libc::EINVAL => {}
                 deleted => deleted.map_err(|error| (slot, error.into()))?,
             }

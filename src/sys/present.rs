@@ -65,7 +65,13 @@ impl Survey {
 impl Presence {
     /// Which of the pages that `chunk` touches are there.
     pub(crate) fn survey(&self, chunk: &Chunk<'_>) -> Survey {
-        let pagemap = self.pagemap.get_or_init(|| File::open("/proc/self/pagemap").ok());
+        let pagemap = self.pagemap.get_or_init(|| {
+            let open = File::open("/proc/self/pagemap");
+            open.inspect_err(|error| {
+                tracing::warn!(%error, "/proc/self/pagemap cannot be read; sparse memory is made present and overwritten");
+            })
+            .ok()
+        });
         let (Some(pagemap), Some(pages)) = (pagemap, chunk.pages()) else { return Survey::default() };
         let pages = pages.start as u64..pages.end as u64;
         scan(pagemap, pages.clone())
