@@ -72,6 +72,17 @@ fn split(whole: Extent, grain: u64, choices: &[u8]) {
         at = extent.end();
     }
     assert_eq!(at, whole.end());
+
+    // Every other one of them as a hole: the pieces between and in them are the whole again.
+    let holes: Vec<Extent> = extents.iter().copied().skip(1).step_by(2).collect();
+    let mut at = whole.start;
+    for (piece, inside) in whole.pieces(&holes) {
+        assert_eq!((piece.region, piece.start), (REGION, at));
+        assert!(piece.len > 0);
+        assert_eq!(holes.iter().any(|hole| hole.start <= at && piece.end() <= hole.end()), inside);
+        at = piece.end();
+    }
+    assert_eq!(at, whole.end());
 }
 
 /// Compares with membership, asked of the bytes where it may change.
