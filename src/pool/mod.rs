@@ -148,7 +148,7 @@ impl Pool {
                 }
             }
         }
-        drop(ready);
+        drop((ready, alive));
         let started = running.iter().count();
         match refused {
             Some(source) if started == 0 => Err(BuildError::Spawn { asked, source }),
