@@ -8,23 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::cgroup::{self, Cgroup};
-use common::hugepages::{HUGE, Hugepages};
 use common::limits::{Limit, become_ordinary_user, never_hang};
 use common::uffd::Userfaultfd;
 use common::{MIB, child, is_child, readable, service, service_with};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use vm_zeroing::{HugepagePool, Intent, Job, PageSize, ZeroRequest, ZeroingService};
+use vm_zeroing::{Intent, Job, ZeroRequest, ZeroingService};
 
 const LIST: &str = include_str!("known-gaps.md");
 
 /// All gaps that were ever listed. None is added: what does not work any more is a defect.
-const KNOWN: [&str; 5] = [
-    "R8 pool under a hugetlb limit",
-    "R17 end without a waiter",
-    "R17 stuck worker replaced",
-    "R19 caller alone",
-    "R20 limit seen ahead",
-];
+const KNOWN: [&str; 4] =
+    ["R17 end without a waiter", "R17 stuck worker replaced", "R19 caller alone", "R20 limit seen ahead"];
 
 fn listed() -> Vec<(&'static str, &'static str)> {
     let rows = LIST.lines().filter(|line| line.starts_with("| R"));
@@ -89,29 +83,6 @@ fn stuck(service: &ZeroingService, deadline: Duration) -> Option<(Job, Userfault
     let job = service.submit(ZeroRequest::new(&memory).deadline(Instant::now() + deadline)).unwrap();
     handler.wait_for_a_fault();
     Some((job, handler))
-}
-
-#[test]
-fn r8_pool_under_a_hugetlb_limit() {
-    let Some(_pages) = Hugepages::reserve(32) else { return };
-    let Some(cgroup) = Cgroup::new("hugetlb") else { return };
-    let Some(()) = cgroup.set("hugetlb.2MB.limit_in_bytes", "hugetlb.2MB.max", 16 * MIB) else { return };
-    assert_as_listed("R8 pool under a hugetlb limit", cgroup.child("r8_the_limit_is_named"));
-}
-
-#[test]
-#[ignore = "a part of r8_pool_under_a_hugetlb_limit"]
-fn r8_the_limit_is_named() {
-    if !is_child() {
-        return;
-    }
-    never_hang();
-    cgroup::enter();
-    let service = service();
-    let node = service.topology().default_memory_nodes()[0];
-    let pool = HugepagePool::builder(&service).page_size(PageSize::Huge2M).capacity(node, 32 * HUGE);
-    let error = pool.build().unwrap_err().to_string();
-    assert!(error.contains("cgroup"), "{error}");
 }
 
 #[test]

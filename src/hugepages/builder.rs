@@ -90,6 +90,7 @@ impl HugepagePoolBuilder {
             None => match self.build_with(PageSize::Huge2M) {
                 Err(
                     error @ (PoolError::NotEnoughHugepages { .. }
+                    | PoolError::HugepagesRefused { .. }
                     | PoolError::NoSuchPageSize { .. }
                     | PoolError::NotWholePages { .. }),
                 ) => {
@@ -201,16 +202,17 @@ impl HugepagePoolBuilder {
         PoolError::NotEnoughMemory { node, needed, total }
     }
 
-    /// Names the node that lacks pages, which need not be the one where the host as a whole ran out of them
+    /// Why hugepages were refused. Names the node that lacks pages, which need not be the one where the host as a whole ran out of them
     /// (`met`): reservations are not made node by node.
     fn not_enough(&self, met: NodeId, page: u64) -> PoolError {
         let counted = |node: NodeId, bytes: u64| (node, bytes / page, free_hugepages(node, page));
         let all = self.capacity.iter().map(|(node, bytes)| counted(*node, *bytes));
-        let (node, needed, free) = all
-            .clone()
-            .find(|(_, needed, free)| free < needed)
-            .or_else(|| all.clone().find(|(node, ..)| *node == met))
-            .unwrap_or_else(|| counted(met, 0));
-        PoolError::NotEnoughHugepages { node, page, needed, free, file: reservation_file(node, page) }
+        if let Some((node, needed, free)) = all.clone().find(|(_, needed, free)| free < needed) {
+            let file = reservation_file(node, page);
+            return PoolError::NotEnoughHugepages { node, page, needed, free, file };
+        }
+        let (node, needed, free) =
+            all.clone().find(|(node, ..)| *node == met).unwrap_or_else(|| counted(met, 0));
+        PoolError::HugepagesRefused { node, page, needed, free }
     }
 }

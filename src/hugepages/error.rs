@@ -61,6 +61,21 @@ pub enum PoolError {
         /// The file that sets their number.
         file: String,
     },
+    /// The host has hugepages enough, but does not give them to this process.
+    #[error(
+        "need {needed} pages of {page} bytes on {node}, {free} are free, and yet they are refused: raise the \
+         hugetlb cgroup limit (max, rsvd.max), or look at the process's cpuset and memory policy"
+    )]
+    HugepagesRefused {
+        /// The node.
+        node: NodeId,
+        /// The page size in bytes.
+        page: u64,
+        /// Pages asked for.
+        needed: u64,
+        /// Pages free now.
+        free: u64,
+    },
     /// The node has less memory than this.
     #[error(
         "need {needed} bytes on {node}, which has {total} in all: ask for less, or for some on other nodes"
