@@ -2,13 +2,17 @@
 //!
 //! # Why no task is slept through
 //!
-//! A worker goes to sleep in the order: count itself as a sleeper, (fence), read the epoch, look at the
-//! queues once more, wait while the epoch is what it read. Whoever adds a task: push, (fence), read the
-//! number of sleepers, and if there is one, raise the epoch under the lock and notify.
-//! The two fences are sequentially consistent, so one of them comes first. If the adder's does, the
-//! worker's look at the queues sees the task. If the worker's does, the adder sees a sleeper and raises
-//! the epoch: either before the worker read it, and then the raise (under the same lock) and the push
-//! before it are visible to the worker's look; or after, and then the worker does not wait on the old epoch.
+//! A worker goes to sleep in the order: count itself idle, (fence), look at the queues once more, wait for
+//! a permit. Whoever adds a task: push, (fence), read the number of idle workers, and if there is one, turn
+//! one of them into a permit under the lock, and notify.
+//! The two fences are sequentially consistent, so one of them comes first. If the adder's does, the worker's
+//! look at the queues sees the task. If the worker's does, the adder sees it idle, and issues a permit that
+//! it will find before it waits, or that ends its waiting.
+//!
+//! A worker that is woken is not idle any more from that moment on, so the next task wakes somebody else,
+//! here or on another node, and not the same worker again: it may be held up for long by what it takes.
+//! And a worker that finds a task by its look although a permit was issued for it passes the wake on, since
+//! the task that the permit was issued for may be another one.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,47 +20,87 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// The idle workers of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Dormitory {
-    sleepers: AtomicUsize,
-    epoch: Mutex<u64>,
+    /// `Beds::idle`, to be read without the lock.
+    idle: AtomicUsize,
+    beds: Mutex<Beds>,
     bell: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct Beds {
+    /// Workers that are going to sleep or asleep, and that nobody has woken yet.
+    idle: usize,
+    /// Workers that were woken and have not got up yet.
+    permits: usize,
+}
+
+/// How a worker came out of the dormitory.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Rested<T> {
+    /// Somebody woke it.
+    Woken,
+    /// It found something before it slept; `owes_a_wake` if somebody had woken it all the same.
+    Found { what: T, owes_a_wake: bool },
+}
+
 impl Dormitory {
-    /// Wakes one sleeper, if there is one. Called after a task was pushed.
+    /// Wakes one idle worker, if there is one. Called after a task was pushed.
     pub(crate) fn wake_one(&self) -> bool {
         fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) == 0 {
+        if self.idle.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        *self.lock() += 1;
+        let mut beds = self.lock();
+        if beds.idle == 0 {
+            return false;
+        }
+        self.change(&mut beds, |beds| {
+            beds.idle -= 1;
+            beds.permits += 1;
+        });
         self.bell.notify_one();
         true
     }
 
     /// Wakes everybody, to see that the pool closes.
     pub(crate) fn wake_all(&self) {
-        *self.lock() += 1;
+        self.change(&mut self.lock(), |beds| beds.permits += std::mem::take(&mut beds.idle));
         self.bell.notify_all();
     }
 
     /// Sleeps until woken, unless `look` finds something.
-    pub(crate) fn sleep_unless<T>(&self, look: impl FnOnce() -> Option<T>) -> Option<T> {
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn sleep_unless<T>(&self, look: impl FnOnce() -> Option<T>) -> Rested<T> {
+        self.change(&mut self.lock(), |beds| beds.idle += 1);
         fence(Ordering::SeqCst);
-        let seen = *self.lock();
         let found = look();
-        if found.is_none() {
-            let mut epoch = self.lock();
-            while *epoch == seen {
-                epoch = self.bell.wait(epoch).unwrap_or_else(PoisonError::into_inner);
+        let mut beds = self.lock();
+        match found {
+            Some(what) => {
+                // Whoever is asleep beside it keeps what is left of the two numbers.
+                let owes_a_wake = beds.idle == 0;
+                self.change(&mut beds, |beds| {
+                    let count = if owes_a_wake { &mut beds.permits } else { &mut beds.idle };
+                    *count = count.saturating_sub(1);
+                });
+                Rested::Found { what, owes_a_wake }
+            }
+            None => {
+                while beds.permits == 0 {
+                    beds = self.bell.wait(beds).unwrap_or_else(PoisonError::into_inner);
+                }
+                beds.permits -= 1;
+                Rested::Woken
             }
         }
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        found
     }
 
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change(&self, beds: &mut Beds, change: impl FnOnce(&mut Beds)) {
+        change(beds);
+        self.idle.store(beds.idle, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Beds> {
+        self.beds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -77,7 +121,12 @@ mod tests {
     fn nobody_asleep_is_nobody_woken() {
         let dormitory = Dormitory::default();
         assert!(!dormitory.wake_one());
-        assert_eq!(dormitory.sleep_unless(|| Some(7)), Some(7), "who finds something does not sleep");
+        let found = dormitory.sleep_unless(|| Some(7));
+        assert_eq!(
+            found,
+            Rested::Found { what: 7, owes_a_wake: false },
+            "who finds something does not sleep"
+        );
         assert!(!dormitory.wake_one(), "nor is counted any more");
         dormitory.wake_all();
     }
@@ -90,11 +139,28 @@ mod tests {
             assert!(dormitory.wake_one());
             None::<()>
         });
-        assert_eq!(found, None);
+        assert_eq!(found, Rested::Woken);
         dormitory.sleep_unless(|| {
             dormitory.wake_all();
             None::<()>
         });
+    }
+
+    /// The next task wakes somebody else: who was woken once is on his way.
+    #[test]
+    fn nobody_is_woken_twice() {
+        let dormitory = Dormitory::default();
+        let found = dormitory.sleep_unless(|| {
+            assert!(dormitory.wake_one());
+            assert!(!dormitory.wake_one(), "the only one is awake");
+            Some(7)
+        });
+        assert_eq!(
+            found,
+            Rested::Found { what: 7, owes_a_wake: true },
+            "the wake was for another task, perhaps"
+        );
+        assert!(!dormitory.wake_one());
     }
 
     /// One task at a time for many sleepers: each push must be taken, or this never ends.
@@ -113,8 +179,11 @@ mod tests {
                             let closing = closing.load(Ordering::Acquire);
                             if closing { Some(false) } else { take(&tasks).map(|()| true) }
                         };
-                        if dormitory.sleep_unless(look) == Some(true) {
-                            taken.fetch_add(1, Ordering::AcqRel);
+                        if let Rested::Found { what: took, owes_a_wake } = dormitory.sleep_unless(look) {
+                            if owes_a_wake {
+                                dormitory.wake_one();
+                            }
+                            taken.fetch_add(usize::from(took), Ordering::AcqRel);
                         }
                     }
                 })
@@ -138,6 +207,7 @@ mod tests {
         closing.store(true, Ordering::Release);
         dormitory.wake_all();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        assert_eq!(dormitory.sleepers.load(Ordering::Acquire), 0);
+        let beds = dormitory.lock();
+        assert_eq!((beds.idle, dormitory.idle.load(Ordering::Acquire)), (0, 0));
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use crossbeam::deque::Worker as Deque;
 
 use super::machine::{Place, Queues};
+use super::sleep::Rested;
 use super::{CHUNK, LANES, Shared, Task, persist};
 use crate::extent::Extent;
 use crate::job::{JobCore, locality};
@@ -38,11 +39,16 @@ impl Worker {
 
     fn rest(&self) -> Option<Task> {
         let dormitory = self.shared.dormitories.get(self.home)?;
-        dormitory.sleep_unless(|| {
+        let rested = dormitory.sleep_unless(|| {
             let closing = self.shared.closing.load(Ordering::Acquire);
             // `Some` keeps the worker up; an empty answer of a closing pool ends the loop of `run`.
             if closing { Some(None) } else { self.find().map(Some) }
-        })?
+        });
+        let Rested::Found { what: task, owes_a_wake } = rested else { return None };
+        if owes_a_wake {
+            self.shared.wake_near(self.home);
+        }
+        task
     }
 
     fn find(&self) -> Option<Task> {
