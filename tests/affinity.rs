@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::hooked::{Answer, hooked, memory_of};
-use common::{MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, fill, list, worker_threads};
+use common::{
+    MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, fill, list, pin_to, worker_threads,
+};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vm_zeroing::{Intent, NodeId, NodeKind, Topology, ZeroRequest, ZeroingService};
 
@@ -165,16 +167,6 @@ fn a_pinned_caller() {
     })
     .join()
     .unwrap();
-}
-
-#[allow(unsafe_code)]
-fn pin_to(cpu: u32) {
-    // SAFETY: an all-zero set is a valid value; the calls read and write nothing else.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu as usize, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
-    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! R32: the process's cpuset shrinks in the middle of a job that was submitted by a thread pinned to one CPU. The
 //! job ends, the workers stay inside, and the caller is where it was.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
-#![allow(unsafe_code)]
 
 mod common;
 
@@ -11,7 +10,7 @@ use common::cgroup::{self, Cgroup};
 use common::hooked::{Answer, Gate, hooked_memory};
 use common::limits::never_hang;
 use common::{
-    MIB, all_zero, allowed_cpus, assert_exact, cpus_of, ends_well, fill, is_child, list, service,
+    MIB, all_zero, allowed_cpus, assert_exact, cpus_of, ends_well, fill, is_child, list, pin_to, service,
     worker_threads,
 };
 use vm_zeroing::Intent;
@@ -43,15 +42,6 @@ fn own_cpus() -> Vec<u32> {
 /// (CPUs that each worker may use)
 fn workers_cpus() -> Vec<Vec<u32>> {
     worker_threads().iter().map(|(thread, _)| cpus_of(&format!("/proc/self/task/{thread}/status"))).collect()
-}
-
-fn pin_to(cpu: u32) {
-    // SAFETY: an all-zero set is a valid value; the calls read and write nothing else.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu as usize, &mut set);
-        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
-    }
 }
 
 #[test]

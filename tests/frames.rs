@@ -2,29 +2,16 @@
 // Helpers of tests are tests too.
 #![allow(clippy::unwrap_used)]
 
-use std::ops::Range;
+#[path = "common/frames.rs"]
+mod common;
+
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use common::*;
 use vm_zeroing::PageState::{Leased, Quarantined, Stale, Zero, Zeroing};
-use vm_zeroing::{FrameCounts, FrameError, FrameTable, NodeId, PageState, SectionState, Span};
-
-const SECTION: u64 = FrameTable::SECTION_FRAMES;
-
-fn span(node: u32, first: u64, frames: u64) -> Span {
-    Span { node: NodeId(node), first, frames }
-}
-
-fn states(table: &FrameTable, frames: Range<u64>) -> Vec<PageState> {
-    frames.map(|frame| table.frame(frame).unwrap().state()).collect()
-}
-
-/// (stale, zeroing, zero, leased, quarantined)
-fn five(counts: Option<FrameCounts>) -> (u64, u64, u64, u64, u64) {
-    let counts = counts.unwrap();
-    (counts.stale, counts.zeroing, counts.zero, counts.leased, counts.quarantined)
-}
+use vm_zeroing::{FrameError, FrameTable, NodeId, SectionState, Span};
 
 #[test]
 fn a_new_table_is_pending_and_stale() {

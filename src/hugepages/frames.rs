@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::frames::FrameError;
-use crate::frames::{FrameCounts, FrameTable, PageState};
+use crate::frames::{FrameCounts, FrameError, FrameTable, PageState};
 use crate::topology::NodeId;
 
 /// What a pool's ledger says of its pages, numbered from 0 in the order of nodes and slabs.

@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lease::LeaseId;
 use super::slab::Slab;
-use crate::frames::FrameError;
-use crate::frames::{FrameTable, PageState};
+use crate::frames::{FrameError, FrameTable, PageState};
 use crate::sys::Reservation;
 use crate::topology::NodeId;
 

@@ -5,7 +5,7 @@
 //! Every chunk is *claimed* (phase `Preparing`), prepared, *confirmed* (phase `Storing`), performed and
 //! *settled*. Claims are taken, confirmed and settled under the lock of the books, and so is the end:
 //! - a claim is confirmed only while the job has not ended and is not stopping, and the job is ended
-//!   over a worker's head (`abandon`) only when no claim is `Storing`. So no store follows the end;
+//!   over a worker's head (`wait_until`) only when no claim is `Storing`. So no store follows the end;
 //! - `perform` returns after the fence, on the core that stored. `settle` then subtracts the chunk from
 //!   `left` with `AcqRel`; whoever brings `left` to zero has therefore acquired every worker's
 //!   subtraction, and publishes through `done` (release), which waiters read (acquire). So the stores
@@ -265,8 +265,7 @@ impl JobCore {
         for (extent, _) in std::mem::take(&mut books.claims) {
             books.outcomes.record(extent, Outcome::InFlight);
         }
-        let ended = Books { ended: true, ..std::mem::take(&mut *books) };
-        books.ended = true;
+        let ended = std::mem::replace(&mut *books, Books { ended: true, ..Books::default() });
         drop(books);
         // Of a fragmented memory the report is long: nobody waits for the books meanwhile.
         let Books { outcomes, first_failure, .. } = &ended;
@@ -330,6 +329,7 @@ impl JobCore {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// What a mutex guards, also after a panic elsewhere: every change under these locks is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

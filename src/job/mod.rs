@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::{JobCore, Lane, StopReason, Terms};
+pub(crate) use self::core::{JobCore, Lane, StopReason, Terms, lock};
 pub(crate) use claim::locality;
 pub(crate) use outcome::Outcomes;
 pub use outcome::{Cause, Outcome};

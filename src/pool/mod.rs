@@ -10,7 +10,7 @@ mod worker;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crossbeam::deque::{Injector, Steal, Stealer, Worker as Deque};
 
 use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
-use crate::job::{JobCore, StopReason, Terms, Work, WorkRegion};
+use crate::job::{JobCore, StopReason, Terms, Work, WorkRegion, lock};
 use crate::sys::{allowed_cpus, block_asynchronous_signals, pin_current_thread, use_normal_policy};
 use crate::topology::{NodeId, Topology};
 use machine::{Place, Plan};
@@ -295,8 +295,4 @@ fn settle_in(cpus: &[u32], node: NodeId) {
     if let Err(error) = pinned {
         tracing::warn!(%node, ?cpus, %error, "cannot pin a worker to its node; it runs where it may");
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

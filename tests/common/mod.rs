@@ -198,6 +198,17 @@ pub fn allowed_cpus() -> Vec<u32> {
     cpus_of("/proc/self/status")
 }
 
+/// Pins the calling thread to one CPU.
+#[allow(unsafe_code)]
+pub fn pin_to(cpu: u32) {
+    // SAFETY: an all-zero set is a valid value; the calls read and write nothing else.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+    }
+}
+
 /// The service's worker threads in this process: (thread id, name).
 pub fn worker_threads() -> Vec<(u32, String)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
