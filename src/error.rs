@@ -30,6 +30,31 @@ pub enum MethodError {
     },
 }
 
+/// A calibration cannot be used here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrationError {
+    /// It was measured on another CPU model.
+    #[error(
+        "the calibration was measured on {saved} and this is {here}; calibrate here, or force it with calibration_of_another_cpu"
+    )]
+    OtherCpu {
+        /// The model it was measured on.
+        saved: String,
+        /// The model under us.
+        here: String,
+    },
+    /// It chose a method that is not there, though the model is the same: the system or the hypervisor took it away.
+    #[error("the calibration chose a method that is not here: {0}; calibrate again")]
+    Method(#[from] MethodError),
+    /// What was read is no calibration.
+    #[error("this is no calibration: {what}; save one again")]
+    Malformed {
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
 /// The machine's NUMA topology could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -96,6 +121,9 @@ pub enum BuildError {
     /// The forced clearing method cannot be used.
     #[error(transparent)]
     Method(#[from] MethodError),
+    /// The calibration cannot be used.
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
     /// No worker is left to start.
     #[error(
         "{asked} workers per node were asked for; a service needs at least one (leave the setting out for the default)"
@@ -137,6 +165,16 @@ pub enum RequestError {
         len: u64,
         /// What both have to be multiples of.
         alignment: u64,
+    },
+    /// A part of a host range leaves it.
+    #[error("{len} bytes at offset {offset} leave the host range of {range_len} bytes")]
+    OutOfRange {
+        /// First byte, from the start of the range.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Length of the range in bytes.
+        range_len: u64,
     },
     /// Part of a range is not guest memory.
     #[error(

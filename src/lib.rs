@@ -65,6 +65,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("vm-zeroing speaks to the Linux kernel (memfd, madvise, mbind, sysfs) and serves Linux only");
 
+mod calibrate;
 mod clear;
 mod error;
 mod extent;
@@ -77,10 +78,13 @@ mod service;
 mod sys;
 mod topology;
 
-pub use clear::{CpuDescription, Method, Vendor};
+pub use clear::{
+    Calibration, Choice, Clearer, Concurrency, CpuDescription, Measured, Method, Reason, Reuse, Scaling,
+    Vendor,
+};
 #[cfg(feature = "kvm")]
 pub use error::SlotError;
-pub use error::{BuildError, JobError, MethodError, RequestError, TopologyError};
+pub use error::{BuildError, CalibrationError, JobError, MethodError, RequestError, TopologyError};
 pub use frames::{FrameCounts, FrameError, FrameTable, PageFrame, PageState, SectionState, Span};
 pub use guest::{Intent, Quiesced, Strategy, Verify, ZeroRequest};
 #[cfg(feature = "kvm")]

@@ -1,15 +1,17 @@
 //! The service: CPU, topology and pinned workers behind one handle.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vm_memory::GuestAddressSpace;
 
-use crate::clear::{Clearer, CpuDescription, Method};
+use crate::calibrate::calibrate;
+use crate::clear::{Calibration, Clearer, Concurrency, CpuDescription, Method, Reuse};
 use crate::error::{BuildError, RequestError};
 use crate::frames::{FrameTable, Initialisation};
 use crate::guest::{Clearing, Intent, Numa, Planned, Purpose, SourceWork, ZeroRequest};
-use crate::job::{Job, Lane, Terms};
-use crate::pool::Pool;
+use crate::job::{Job, Lane, Terms, WorkRegion};
+use crate::pool::{CHUNK, Pool};
 use crate::sys::Presence;
 use crate::topology::Topology;
 
@@ -40,9 +42,12 @@ impl ServiceCore {
         terms: Terms,
     ) -> Result<Job, RequestError> {
         let Planned { source, regions, cancel_on_drop, freshness } = planned;
-        let work_regions = regions.iter().map(|region| region.work).collect();
+        let work_regions: Vec<WorkRegion> = regions.iter().map(|region| region.work).collect();
         let clearing = Arc::clone(&self.clearing);
-        let work = Arc::new(SourceWork { source, regions, clearing, purpose, freshness });
+        let bytes = work_regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
+        let alone = bytes <= CHUNK || self.pool.workers() == 1;
+        let concurrency = if alone { Concurrency::One } else { Concurrency::All };
+        let work = Arc::new(SourceWork { source, regions, clearing, purpose, concurrency, freshness });
         let core = self.pool.submit(work, work_regions, terms)?;
         Ok(Job::new(core, cancel_on_drop))
     }
@@ -132,10 +137,10 @@ impl ZeroingService {
         self.core.pool.workers()
     }
 
-    /// The method for a run of `len` bytes.
+    /// The method for a run of `len` bytes of cold memory, cleared by all workers.
     #[must_use]
     pub fn method_for(&self, len: u64) -> Method {
-        self.core.clearing.clearer.method_for(len)
+        self.core.clearing.clearer.method_for(len, Reuse::Cold, Concurrency::All)
     }
 
     pub(crate) fn core(&self) -> &Arc<ServiceCore> {
@@ -158,20 +163,42 @@ const WORKERS_PER_NODE: usize = 8;
 #[must_use = "a builder does nothing until `build`"]
 pub struct ZeroingServiceBuilder {
     method: Option<Method>,
+    calibration: Option<Source>,
     cpu: Option<CpuDescription>,
     topology: Option<Topology>,
     workers_per_node: Option<usize>,
 }
 
+/// A calibration, and whether it must be of this CPU model.
+#[derive(Debug)]
+enum Source {
+    OfThisModel(Calibration),
+    OfAnyModel(Calibration),
+}
+
 impl ZeroingServiceBuilder {
-    /// Clears by this method alone, instead of choosing by length.
+    /// Clears by this method alone, instead of choosing by length. Goes before a calibration.
     pub fn method(mut self, method: Method) -> Self {
         self.method = Some(method);
         self
     }
 
-    /// At most this many workers on each node with CPUs (8 unless said; never more than the node has
-    /// CPUs for us).
+    /// Chooses by what was measured on a CPU of this model: the method by length, and the number of workers
+    /// unless [`workers_per_node`](Self::workers_per_node) says another.
+    pub fn calibration(mut self, calibration: Calibration) -> Self {
+        self.calibration = Some(Source::OfThisModel(calibration));
+        self
+    }
+
+    /// As [`calibration`](Self::calibration), whatever CPU it was measured on: for a fleet of nearly alike
+    /// machines. Where it chose a method that is not here, the rule of [`CpuDescription::choose`] does.
+    pub fn calibration_of_another_cpu(mut self, calibration: Calibration) -> Self {
+        self.calibration = Some(Source::OfAnyModel(calibration));
+        self
+    }
+
+    /// At most this many workers on each node with CPUs (8 unless this or a calibration says otherwise; never
+    /// more than the node has CPUs for us).
     pub fn workers_per_node(mut self, workers: usize) -> Self {
         self.workers_per_node = Some(workers);
         self
@@ -190,6 +217,27 @@ impl ZeroingServiceBuilder {
         self
     }
 
+    /// Measures which methods are the fastest here, with the CPU, topology and workers of this builder; give
+    /// the result to [`calibration`](Self::calibration), or save it for this model of machine.
+    ///
+    /// Takes `budget` and no longer (50 ms are enough for the lengths that a service clears; seconds give
+    /// steadier figures and the lengths beyond a large cache), memory of its own, and all workers of one
+    /// node: ask for it before guests run, once a host. What the time or the memory does not allow follows
+    /// the rule of [`CpuDescription::choose`], and the result says so.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Topology`], [`BuildError::NoWorkers`].
+    pub fn calibrate(&self, budget: Duration) -> Result<Calibration, BuildError> {
+        let cpu = self.cpu.clone().unwrap_or_else(CpuDescription::detect);
+        let topology = self.topology.clone().map_or_else(Topology::detect, Ok)?;
+        let workers = self.workers_per_node.unwrap_or(WORKERS_PER_NODE);
+        if workers == 0 {
+            return Err(BuildError::NoWorkers { asked: workers });
+        }
+        Ok(calibrate(cpu, &topology, workers, budget))
+    }
+
     /// Starts the service: detects CPU and topology, pins and starts the workers. About a millisecond.
     ///
     /// # Errors
@@ -197,10 +245,17 @@ impl ZeroingServiceBuilder {
     /// [`BuildError`]; no thread is left running then.
     pub fn build(self) -> Result<ZeroingService, BuildError> {
         let cpu = self.cpu.unwrap_or_else(CpuDescription::detect);
-        let clearer = Clearer::new(self.method, &cpu)?;
+        let (measured, enough) = match &self.calibration {
+            None => (Clearer::by_rule(&cpu), WORKERS_PER_NODE),
+            Some(Source::OfThisModel(own)) => (Clearer::by_calibration(own, &cpu)?, own.workers_per_node()),
+            Some(Source::OfAnyModel(any)) => {
+                (Clearer::by_foreign_calibration(any, &cpu), any.workers_per_node())
+            }
+        };
+        let clearer = self.method.map_or(Ok(measured), |method| Clearer::only(method, &cpu))?;
         let topology = self.topology.map_or_else(Topology::detect, Ok)?;
         let numa = Numa::new(&topology);
-        let pool = Pool::start(&topology, self.workers_per_node.unwrap_or(WORKERS_PER_NODE))?;
+        let pool = Pool::start(&topology, self.workers_per_node.unwrap_or(enough))?;
         let clearing = Arc::new(Clearing { clearer, numa, presence: Presence::default() });
         Ok(ZeroingService { core: Arc::new(ServiceCore { topology, clearing, pool }) })
     }

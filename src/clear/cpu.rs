@@ -11,6 +11,7 @@ pub(super) const XCR0_ZMM: u64 = 0b1110_0110;
 
 /// Who made the CPU, as CPUID leaf 0 says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Vendor {
     /// `GenuineIntel`.
@@ -29,10 +30,15 @@ pub enum Vendor {
 /// from [`bare`](Self::bare), to try the rules on a CPU one does not have. A description that claims more
 /// than the real CPU offers is harmless: what is run is checked against both.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CpuDescription {
     /// The maker.
     pub vendor: Vendor,
+    /// Family, with the extended family added (leaf 1, EAX).
+    pub family: u32,
+    /// Model, with the extended model before it (leaf 1, EAX). Maker, family and model together name a design.
+    pub model: u32,
     /// Enhanced `REP MOVSB/STOSB` (leaf 7, EBX bit 9).
     pub erms: bool,
     /// Fast short `REP MOVSB` (leaf 7, EDX bit 4). Intel has it from Ice Lake on.
@@ -60,6 +66,8 @@ impl CpuDescription {
     pub fn bare() -> Self {
         Self {
             vendor: Vendor::Other,
+            family: 0,
+            model: 0,
             erms: false,
             fsrm: false,
             avx2: false,

@@ -12,7 +12,7 @@ use crate::error::MethodError;
 ///
 /// Written and parsed by the names in [`Method::name`]; parsing ignores the case of ASCII letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Method {
     /// `REP STOSB`, through the caches. Every x86-64 CPU; fast where CPUID shows ERMS.

@@ -31,4 +31,9 @@ impl CpuDescription {
     pub fn methods(&self) -> Vec<Method> {
         offered_by(|method| self.lacks(method))
     }
+
+    /// The model in words.
+    pub(crate) fn model_name(&self) -> String {
+        format!("{:?} family {} model {}", self.vendor, self.family, self.model)
+    }
 }

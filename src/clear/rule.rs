@@ -2,6 +2,7 @@
 
 use super::cpu::{CpuDescription, Vendor};
 use super::method::Method;
+use super::plan::{Concurrency, Plan, Reuse, Situation};
 
 /// From this many bytes on non-temporal stores win on cold memory, where they win at all: below, the one
 /// fence and the trip to memory cost more than the read for ownership that they save.
@@ -16,49 +17,36 @@ pub(super) const COLD_FROM: u64 = 64 << 10;
 /// never later than this: a shown cache may be the host's, hundreds of MiB for two CPUs.
 pub(super) const COLD_FROM_AT_MOST: u64 = 2 << 20;
 
-/// What a CPU clears with: short ranges through the caches, long ones by `bulk`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Plan {
-    short: Method,
-    bulk: Method,
-    /// Ranges of at least this many bytes are long.
-    bulk_from: u64,
-}
-
-impl Plan {
-    /// One method for every length.
-    pub(super) fn only(method: Method) -> Self {
-        Self { short: method, bulk: method, bulk_from: 0 }
-    }
-
-    /// The rule of [`CpuDescription::choose`], among the methods that `offered` lets through.
-    pub(super) fn auto(cpu: &CpuDescription, offered: impl Fn(Method) -> bool) -> Self {
-        let first = |wanted: &[Method]| wanted.iter().copied().find(|&method| offered(method));
-        let cached: &[Method] =
-            if cpu.erms || cpu.fsrm { &[Method::RepStosb, Method::RepStosq] } else { &[Method::RepStosq] };
-        let short = first(cached).unwrap_or(Method::Portable);
-        let cold: &[Method] = match cpu.vendor {
-            // Skylake and its server kin lose with non-temporal stores; FSRM came with Ice Lake.
-            Vendor::Intel if !cpu.fsrm => &[],
-            _ => &[Method::Clzero, Method::Avx2, Method::Sse2],
-        };
-        let bulk = first(cold).unwrap_or(short);
-        let bulk_from = match cpu.vendor {
-            Vendor::Other => cpu.llc_bytes.unwrap_or(COLD_FROM_AT_MOST).clamp(COLD_FROM, COLD_FROM_AT_MOST),
-            _ => COLD_FROM,
-        };
-        Self { short, bulk, bulk_from }
-    }
-
-    /// The method for a range of `len` bytes.
-    pub(super) fn method_for(&self, len: u64) -> Method {
-        if len >= self.bulk_from { self.bulk } else { self.short }
-    }
+/// The rule of [`CpuDescription::choose`] as steps: the least length and the method from there on. Among the
+/// methods that `offered` lets through.
+pub(super) fn steps(
+    cpu: &CpuDescription,
+    reuse: Reuse,
+    offered: impl Fn(Method) -> bool,
+) -> Vec<(u64, Method)> {
+    let first = |wanted: &[Method]| wanted.iter().copied().find(|&method| offered(method));
+    let cached: &[Method] =
+        if cpu.erms || cpu.fsrm { &[Method::RepStosb, Method::RepStosq] } else { &[Method::RepStosq] };
+    let short = first(cached).unwrap_or(Method::Portable);
+    let cold: &[Method] = match (reuse, cpu.vendor) {
+        (Reuse::Soon, _) => &[],
+        // Skylake and its server kin lose with non-temporal stores; FSRM came with Ice Lake.
+        (_, Vendor::Intel) if !cpu.fsrm => &[],
+        _ => &[Method::Clzero, Method::Avx2, Method::Sse2],
+    };
+    let bulk = first(cold).unwrap_or(short);
+    let bulk_from = match cpu.vendor {
+        Vendor::Other => cpu.llc_bytes.unwrap_or(COLD_FROM_AT_MOST).clamp(COLD_FROM, COLD_FROM_AT_MOST),
+        _ => COLD_FROM,
+    };
+    vec![(0, short), (bulk_from, bulk)]
 }
 
 impl CpuDescription {
-    /// The method for a range of `len` bytes of cold memory, when the caller has no wish: always one that
-    /// the described CPU [`supports`](Self::supports). Depends on nothing but the description and `len`.
+    /// The method for a range of `len` bytes when the caller has no wish and nothing was measured: always one
+    /// that the described CPU [`supports`](Self::supports). Depends on nothing but the arguments.
+    ///
+    /// [`Reuse::Soon`]: as under 64 KiB, for all lengths. [`Reuse::Cold`]:
     ///
     /// - Under 64 KiB: `REP STOSB` where it is fast (ERMS or FSRM), else `REP STOSQ`.
     /// - From 64 KiB: `CLZERO` where there is one, else `VMOVNTDQ` of 32 bytes, else `MOVNTDQ` of 16. They do
@@ -69,8 +57,9 @@ impl CpuDescription {
     /// - Other makers: non-temporal only from the size of the last cache on, held between 64 KiB and 2 MiB
     ///   whatever CPUID claims (nothing, 0, or the cache of a whole host).
     ///
-    /// `AVX-512` and `MOVDIR64B` write no faster than memory takes and are not chosen unasked.
-    pub fn choose(&self, len: u64) -> Method {
-        Plan::auto(self, |method| self.lacks(method).is_none()).method_for(len)
+    /// `AVX-512` and `MOVDIR64B` write no faster than memory takes and are not chosen unmeasured.
+    pub fn choose(&self, len: u64, reuse: Reuse) -> Method {
+        let situation = Situation { reuse, concurrency: Concurrency::One };
+        Plan::by_rule(self, |method| self.lacks(method).is_none()).method_for(len, situation)
     }
 }

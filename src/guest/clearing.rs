@@ -10,7 +10,7 @@ use vm_memory::FileOffset;
 
 use super::fresh::Freshness;
 use super::request::{Strategy, Verify};
-use crate::clear::{Clearer, first_nonzero};
+use crate::clear::{Clearer, Concurrency, Reuse, Situation, first_nonzero};
 use crate::extent::Extent;
 use crate::job::{Cause, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
 use crate::sys::{Chunk, Presence, Survey, bind_to_node, node_of, page_size, policy_node, populate};
@@ -41,6 +41,7 @@ pub(crate) struct SourceRegion {
 pub(crate) struct Purpose {
     pub(crate) strategy: Strategy,
     pub(crate) verify: Verify,
+    pub(crate) reuse: Reuse,
 }
 
 /// How this host clears: the method, what is known of its nodes, and how it is asked for present pages.
@@ -145,6 +146,7 @@ pub(crate) struct SourceWork {
     pub(crate) regions: Vec<SourceRegion>,
     pub(crate) clearing: Arc<Clearing>,
     pub(crate) purpose: Purpose,
+    pub(crate) concurrency: Concurrency,
     /// What may be believed of pages that are not there.
     pub(crate) freshness: Freshness,
 }
@@ -269,6 +271,7 @@ impl Work for SourceWork {
     }
 
     fn perform(&self, extent: Extent, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
+        let situation = Situation { reuse: self.purpose.reuse, concurrency: self.concurrency };
         self.visit(extent, |chunk| {
             let mut pieces = Vec::with_capacity(2 * prepared.zero.len() + 1);
             for (piece, is_zero) in extent.pieces(&prepared.zero) {
@@ -276,7 +279,7 @@ impl Work for SourceWork {
                     let (outcome, present) = (Outcome::ReadsZero, prepared.made_present);
                     pieces.push(Piece { extent: piece, outcome, method: None, present });
                 } else {
-                    let method = self.clearing.clearer.clear(&part(chunk, extent, piece)?);
+                    let method = self.clearing.clearer.clear_chunk(&part(chunk, extent, piece)?, situation);
                     self.source.mark_written(piece);
                     pieces.push(Piece::erased(piece, Some(method)));
                 }

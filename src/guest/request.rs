@@ -9,6 +9,7 @@ use super::clearing::{Numa, Source, SourceRegion};
 use super::fresh::Freshness;
 use super::host::HostSource;
 use super::memory::GuestSource;
+use crate::clear::Reuse;
 use crate::error::RequestError;
 use crate::job::{Lane, Terms};
 use crate::sys::HostRange;
@@ -58,6 +59,7 @@ pub struct ZeroRequest {
     intent: Intent,
     strategy: Option<Strategy>,
     verify: Verify,
+    reuse: Reuse,
     deadline: Option<Instant>,
 }
 
@@ -82,8 +84,15 @@ impl ZeroRequest {
     }
 
     fn over(target: Box<dyn Target>) -> Self {
-        let verify = Verify::default();
-        Self { target, ranges: None, intent: Intent::Teardown, strategy: None, verify, deadline: None }
+        Self {
+            target,
+            ranges: None,
+            intent: Intent::Teardown,
+            strategy: None,
+            verify: Verify::default(),
+            reuse: Reuse::default(),
+            deadline: None,
+        }
     }
 
     /// Only these ranges: guest physical address and length in bytes. They may overlap, cross from one
@@ -112,6 +121,13 @@ impl ZeroRequest {
         self
     }
 
+    /// Whether the zeroes will be read at once (not, unless said). Decides between stores that leave the
+    /// caches alone and stores that leave the memory in them.
+    pub fn reuse(mut self, reuse: Reuse) -> Self {
+        self.reuse = reuse;
+        self
+    }
+
     /// When to stop; what was not reached by then stays stale. A deadline that has passed already ends
     /// the job before its first byte.
     pub fn deadline(mut self, deadline: Instant) -> Self {
@@ -129,7 +145,7 @@ impl ZeroRequest {
 
     pub(crate) fn purpose(&self) -> super::Purpose {
         let own = if self.intent == Intent::Boot { Strategy::Populate } else { Strategy::Overwrite };
-        super::Purpose { strategy: self.strategy.unwrap_or(own), verify: self.verify }
+        super::Purpose { strategy: self.strategy.unwrap_or(own), verify: self.verify, reuse: self.reuse }
     }
 
     pub(crate) fn plan(self, numa: &Numa) -> Result<Planned, RequestError> {

@@ -8,6 +8,7 @@ use super::frames::PoolFrames;
 use super::lease::{Lease, LeaseId, NodePolicy};
 use super::ledger::{Holder, Ledger, PoolUsage};
 use super::zeroing::SlabSource;
+use crate::clear::Reuse;
 use crate::error::RequestError;
 use crate::guest::{Freshness, Planned, Purpose, Quiesced, Strategy, Verify};
 use crate::job::{Job, Lane, Terms};
@@ -156,7 +157,7 @@ impl PoolCore {
     ) -> Result<Job, RequestError> {
         let (source, regions) = SlabSource::new(Arc::clone(&self.ledger), slabs.clone(), self.page);
         let planned = Planned { source: Box::new(source), regions, cancel_on_drop: false, freshness };
-        let purpose = Purpose { strategy, verify: Verify::None };
+        let purpose = Purpose { strategy, verify: Verify::None, reuse: Reuse::Cold };
         self.service.submit(planned, purpose, terms).inspect_err(|_| {
             slabs.iter().for_each(|&slab| self.ledger.end_zeroing(slab));
         })

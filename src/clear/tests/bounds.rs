@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::guarded::{CANARY, Guarded, PAGE};
-use super::methods_here;
+use super::{COLD, clearer, methods_here};
 use crate::clear::{Clearer, CpuDescription, Method, Vendor, first_nonzero};
 use crate::sys::Chunk;
 
@@ -19,7 +19,7 @@ static CLEARERS: LazyLock<Vec<(String, Clearer)>> = LazyLock::new(|| {
     let forced = methods_here().into_iter().map(|method| (method.to_string(), Some(method), here.clone()));
     let auto = [("here", here.clone()), ("bare", CpuDescription::bare()), ("absurd", absurd)]
         .map(|(name, cpu)| (format!("auto ({name})"), None, cpu));
-    forced.chain(auto).map(|(name, wanted, cpu)| (name, Clearer::new(wanted, &cpu).unwrap())).collect()
+    forced.chain(auto).map(|(name, wanted, cpu)| (name, clearer(wanted, &cpu).unwrap())).collect()
 });
 
 #[test]
@@ -31,7 +31,7 @@ fn clears_exactly_the_range() {
             // Against the lower guard, against the upper one, and at odd offsets between canaries.
             for at in [0, last, 1, 63, 64, 65, PAGE - 1, PAGE, PAGE + 7, last.saturating_sub(1)] {
                 memory.check(at.min(last), len, name, |chunk| {
-                    clearer.clear(chunk);
+                    clearer.clear_chunk(chunk, COLD);
                 });
             }
         }
@@ -46,7 +46,7 @@ fn clears_long_ranges_at_odd_offsets() {
     for (name, clearer) in CLEARERS.iter() {
         for at in [0, 1, 61, 64, last - 1, last] {
             memory.check(at, LEN, name, |chunk| {
-                assert_eq!(clearer.clear(chunk), clearer.method_for(LEN as u64));
+                assert_eq!(clearer.clear_chunk(chunk, COLD), clearer.plan.method_for(LEN as u64, COLD));
             });
         }
     }
@@ -68,7 +68,7 @@ proptest! {
         }
         let mut wanted = memory.bytes().to_vec();
         wanted.iter_mut().skip(from).take(len).for_each(|byte| *byte = 0);
-        clearer.clear(&memory.chunk(from, len));
+        clearer.clear_chunk(&memory.chunk(from, len), COLD);
         prop_assert!(memory.bytes() == wanted, "{name} at {from}, {len} bytes");
     }
 
@@ -137,12 +137,12 @@ fn clears_more_than_4_gib() {
             println!("skipped: {method} (slow without optimisation; one loop in Rust, counting in usize)");
             continue;
         }
-        let clearer = Clearer::new(Some(method), &CpuDescription::detect()).unwrap();
+        let clearer = clearer(Some(method), &CpuDescription::detect()).unwrap();
         // SAFETY: the last piece and the byte behind it are mapped, as is all of the range; nobody else
         // knows the addresses.
         let (left, behind) = unsafe {
             end.wrapping_sub(LAST).write_bytes(CANARY, LAST + 1);
-            clearer.clear(&Chunk::from_raw(start, len));
+            clearer.clear_chunk(&Chunk::from_raw(start, len), COLD);
             (first_nonzero(&Chunk::from_raw(end.wrapping_sub(LAST), LAST)), end.read_volatile())
         };
         assert_eq!((left, behind), (None, CANARY), "{method}");

@@ -5,10 +5,10 @@ use std::str::FromStr;
 use proptest::prelude::*;
 use raw_cpuid::{CpuIdReader, CpuIdResult};
 
-use super::{boastful, methods_here};
+use super::{COLD, boastful, clearer, methods_here};
 use crate::clear::rule::{COLD_FROM, COLD_FROM_AT_MOST};
 use crate::clear::x86_64::from_cpuid;
-use crate::clear::{Clearer, CpuDescription, Method, Vendor, lacks_here};
+use crate::clear::{CpuDescription, Method, Reuse, Vendor, lacks_here};
 use crate::error::MethodError;
 
 const HUGE: u64 = 1 << 40;
@@ -41,8 +41,8 @@ fn the_baseline_has_what_every_cpu_has() {
         bare.methods(),
         [Method::RepStosb, Method::RepStosq, Method::Movnti, Method::Sse2, Method::Portable]
     );
-    assert_eq!(bare.choose(0), Method::RepStosq);
-    assert_eq!(bare.choose(HUGE), Method::Sse2);
+    assert_eq!(bare.choose(0, Reuse::Cold), Method::RepStosq);
+    assert_eq!(bare.choose(HUGE, Reuse::Cold), Method::Sse2);
 }
 
 /// R13: the CPU has the instructions, the system does not save the registers.
@@ -60,10 +60,10 @@ fn no_wide_vectors_without_their_state() {
         for method in [Method::Avx2, Method::Avx512] {
             let refused = cpu.supports(method).unwrap_err().to_string();
             assert!(refused.contains("OSXSAVE and XCR0"), "{refused}");
-            assert!(Clearer::new(Some(method), &cpu).is_err());
+            assert!(clearer(Some(method), &cpu).is_err());
             assert!(!cpu.methods().contains(&method));
         }
-        assert_eq!(cpu.choose(HUGE), Method::Sse2);
+        assert_eq!(cpu.choose(HUGE, Reuse::Cold), Method::Sse2);
     }
     // Each of the three bits of ZMM state is needed; YMM state is enough for 256 bits.
     for bit in 5..8 {
@@ -78,23 +78,23 @@ fn clzero_only_of_amd_and_hygon() {
     for vendor in [Vendor::Intel, Vendor::Other] {
         let mut cpu = boastful();
         cpu.vendor = vendor;
-        let refused = Clearer::new(Some(Method::Clzero), &cpu).unwrap_err();
+        let refused = clearer(Some(Method::Clzero), &cpu).unwrap_err();
         assert!(refused.to_string().contains("only AMD and Hygon CPUs have CLZERO"), "{refused}");
         assert_eq!(cpu.supports(Method::Clzero).unwrap_err().to_string(), {
             let offered = "rep-stosb, rep-stosq, movnti, sse2, avx2, avx512, movdir64b, portable";
             let reason = "only AMD and Hygon CPUs have CLZERO";
             format!("clzero cannot be used: {reason}; this CPU offers {offered}")
         });
-        assert_ne!(cpu.choose(HUGE), Method::Clzero);
-        assert_ne!(Clearer::new(None, &cpu).unwrap().method_for(HUGE), Method::Clzero);
+        assert_ne!(cpu.choose(HUGE, Reuse::Cold), Method::Clzero);
+        assert_ne!(clearer(None, &cpu).unwrap().plan.method_for(HUGE, COLD), Method::Clzero);
     }
     for vendor in [Vendor::Amd, Vendor::Hygon] {
         let mut cpu = boastful();
         cpu.vendor = vendor;
-        assert_eq!(cpu.choose(HUGE), Method::Clzero);
+        assert_eq!(cpu.choose(HUGE, Reuse::Cold), Method::Clzero);
         cpu.clzero = false;
         assert!(cpu.supports(Method::Clzero).is_err());
-        assert_eq!(cpu.choose(HUGE), Method::Avx2);
+        assert_eq!(cpu.choose(HUGE, Reuse::Cold), Method::Avx2);
     }
 }
 
@@ -103,7 +103,7 @@ fn clzero_only_of_amd_and_hygon() {
 fn a_boast_runs_nothing_that_is_not_there() {
     let here = methods_here();
     for method in Method::ALL {
-        let forced = Clearer::new(Some(method), &boastful());
+        let forced = clearer(Some(method), &boastful());
         assert_eq!(forced.is_ok(), here.contains(&method), "{method}");
         if let Err(MethodError::Unavailable { asked, reason, offered }) = forced {
             assert_eq!(asked, method);
@@ -111,9 +111,9 @@ fn a_boast_runs_nothing_that_is_not_there() {
             assert!(offered.split(", ").eq(here.iter().map(|method| method.name())), "{offered}");
         }
     }
-    let auto = Clearer::new(None, &boastful()).unwrap();
+    let auto = clearer(None, &boastful()).unwrap();
     for len in [0, 1, COLD_FROM, HUGE] {
-        assert!(here.contains(&auto.method_for(len)));
+        assert!(here.contains(&auto.plan.method_for(len, COLD)));
     }
 }
 
@@ -131,15 +131,15 @@ fn absurd_caches_are_clamped() {
         let mut cpu = CpuDescription::bare();
         cpu.llc_bytes = llc_bytes;
         assert_eq!(
-            (cpu.choose(from - 1), cpu.choose(from)),
+            (cpu.choose(from - 1, Reuse::Cold), cpu.choose(from, Reuse::Cold)),
             (Method::RepStosq, Method::Sse2),
             "{llc_bytes:?}"
         );
         for vendor in [Vendor::Amd, Vendor::Hygon, Vendor::Intel] {
             let mut cpu = boastful();
             (cpu.vendor, cpu.llc_bytes) = (vendor, llc_bytes);
-            assert_eq!(cpu.choose(COLD_FROM - 1), Method::RepStosb);
-            assert!(cpu.choose(COLD_FROM).is_non_temporal());
+            assert_eq!(cpu.choose(COLD_FROM - 1, Reuse::Cold), Method::RepStosb);
+            assert!(cpu.choose(COLD_FROM, Reuse::Cold).is_non_temporal());
         }
     }
 }
@@ -148,9 +148,9 @@ fn absurd_caches_are_clamped() {
 fn intel_before_ice_lake_stays_in_the_caches() {
     let mut cpu = boastful();
     (cpu.vendor, cpu.fsrm) = (Vendor::Intel, false);
-    assert_eq!(cpu.choose(HUGE), Method::RepStosb);
+    assert_eq!(cpu.choose(HUGE, Reuse::Cold), Method::RepStosb);
     cpu.erms = false;
-    assert_eq!(cpu.choose(HUGE), Method::RepStosq);
+    assert_eq!(cpu.choose(HUGE, Reuse::Cold), Method::RepStosq);
 }
 
 proptest! {
@@ -165,10 +165,13 @@ proptest! {
         let [erms, fsrm, avx2, avx512f, osxsave, clzero, movdir64b] = bits;
         let cpu = CpuDescription {
             vendor, erms, fsrm, avx2, avx512f, osxsave, xcr0, clzero, movdir64b, llc_bytes,
+            ..CpuDescription::bare()
         };
-        prop_assert!(cpu.supports(cpu.choose(len)).is_ok());
-        prop_assert!(cpu.methods().contains(&cpu.choose(len)));
-        let run = Clearer::new(None, &cpu).unwrap().method_for(len);
+        prop_assert!(cpu.supports(cpu.choose(len, Reuse::Cold)).is_ok());
+        prop_assert!(cpu.methods().contains(&cpu.choose(len, Reuse::Cold)));
+        let soon = cpu.choose(len, Reuse::Soon);
+        prop_assert!(cpu.supports(soon).is_ok() && !soon.is_non_temporal(), "kept in the caches: {soon}");
+        let run = clearer(None, &cpu).unwrap().plan.method_for(len, COLD);
         prop_assert!(cpu.supports(run).is_ok() && lacks_here(run).is_none());
     }
 }
@@ -195,7 +198,8 @@ fn reads_intel_cpuid() {
     let cpu = from_cpuid(
         Answers(vec![
             ((0, 0), vendor_leaf("GenuineIntel", 7)),
-            ((1, 0), [0, 0, 1 << 27, 0]),
+            // Emerald Rapids.
+            ((1, 0), [0xc06f2, 0, 1 << 27, 0]),
             // L1d, L2 of 2 MiB, L3 of 300 MiB: 20 ways, 64 bytes a line, 245760 sets.
             ((4, 0), [1 << 5 | 1, 11 << 22 | 63, 63, 0]),
             ((4, 1), [2 << 5 | 3, 15 << 22 | 63, 2047, 0]),
@@ -209,6 +213,8 @@ fn reads_intel_cpuid() {
     );
     let wanted = CpuDescription {
         vendor: Vendor::Intel,
+        family: 6,
+        model: 0xcf,
         erms: true,
         fsrm: true,
         avx2: true,
@@ -229,6 +235,8 @@ fn reads_amd_and_hygon_cpuid() {
         let cpu = from_cpuid(
             Answers(vec![
                 ((0, 0), vendor_leaf(name, 7)),
+                // Turin, of Zen 5.
+                ((1, 0), [0xb0_0f21, 0, 0, 0]),
                 ((0x8000_0000, 0), [0x8000_001d, 0, 0, 0]),
                 ((0x8000_0001, 0), [0, 0, 1 << 22, 0]),
                 ((0x8000_0008, 0), [0, 1, 0, 0]),
@@ -237,6 +245,7 @@ fn reads_amd_and_hygon_cpuid() {
             || panic!("XGETBV without OSXSAVE"),
         );
         assert_eq!((cpu.vendor, cpu.clzero, cpu.xcr0), (vendor, true, 0));
+        assert_eq!((cpu.family, cpu.model), (26, 2));
         assert_eq!(cpu.llc_bytes, Some(32 << 20));
         assert!(cpu.supports(Method::Clzero).is_ok());
     }
@@ -257,7 +266,7 @@ fn survives_nonsense_in_cpuid() {
     let cpu = from_cpuid(Ones, || !0);
     assert_eq!(cpu.vendor, Vendor::Other);
     assert!(cpu.supports(Method::Clzero).is_err());
-    assert_eq!(cpu.choose(COLD_FROM_AT_MOST), Method::Avx2);
+    assert_eq!(cpu.choose(COLD_FROM_AT_MOST, Reuse::Cold), Method::Avx2);
 }
 
 #[test]

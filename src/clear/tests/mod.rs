@@ -6,7 +6,15 @@ mod clzero;
 mod disassembly;
 mod guarded;
 
-use super::{CpuDescription, Method, lacks_here};
+use super::{Clearer, Concurrency, CpuDescription, Method, Reuse, Situation, lacks_here};
+use crate::error::MethodError;
+
+const COLD: Situation = Situation { reuse: Reuse::Cold, concurrency: Concurrency::All };
+
+/// By a method, or by the rule.
+fn clearer(wanted: Option<Method>, cpu: &CpuDescription) -> Result<Clearer, MethodError> {
+    wanted.map_or_else(|| Ok(Clearer::by_rule(cpu)), |method| Clearer::only(method, cpu))
+}
 
 /// The methods of the CPU under us; says aloud which ones it lacks.
 fn methods_here() -> Vec<Method> {

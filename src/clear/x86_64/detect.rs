@@ -32,11 +32,14 @@ pub(crate) fn from_cpuid<R: CpuIdReader>(reader: R, xcr0: impl FnOnce() -> u64) 
         _ => Vendor::Other,
     };
     let osxsave = cpu.get_feature_info().is_some_and(|info| info.has_oxsave());
+    let (family, model) = family_and_model(reader.cpuid1(1).eax);
     let structured = cpu.get_extended_feature_info();
     // raw-cpuid has no names for the FSRM and MOVDIR64B bits of leaf 7.
     let leaf7 = structured.as_ref().map(|_| reader.cpuid2(7, 0));
     CpuDescription {
         vendor,
+        family,
+        model,
         erms: structured.as_ref().is_some_and(|info| info.has_rep_movsb_stosb()),
         fsrm: leaf7.is_some_and(|leaf| leaf.edx >> 4 & 1 == 1),
         avx2: structured.as_ref().is_some_and(|info| info.has_avx2()),
@@ -47,6 +50,14 @@ pub(crate) fn from_cpuid<R: CpuIdReader>(reader: R, xcr0: impl FnOnce() -> u64) 
         movdir64b: leaf7.is_some_and(|leaf| leaf.ecx >> 28 & 1 == 1),
         llc_bytes: cache_leaf(&cpu, &reader, vendor).and_then(|leaf| last_cache(&reader, leaf)),
     }
+}
+
+/// What leaf 1 says in EAX. (raw-cpuid adds the two parts of the family in 8 bits.)
+fn family_and_model(signature: u32) -> (u32, u32) {
+    let base = signature >> 8 & 0xf;
+    let family = if base == 0xf { base + (signature >> 20 & 0xff) } else { base };
+    let extended = if base == 0xf || base == 6 { signature >> 16 & 0xf } else { 0 };
+    (family, extended << 4 | signature >> 4 & 0xf)
 }
 
 /// The leaf that lists caches, in the format that Intel and AMD share.
