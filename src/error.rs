@@ -124,22 +124,15 @@ pub enum BuildError {
     /// The calibration cannot be used.
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
-    /// No worker is left to start.
-    #[error(
-        "{asked} workers per node were asked for; a service needs at least one (leave the setting out for the default)"
-    )]
-    NoWorkers {
-        /// What was asked.
-        asked: usize,
-    },
-    /// The host refused to start even one worker thread.
-    #[error(
-        "could not start any of {asked} worker threads: {source}; raise the limit on threads (RLIMIT_NPROC, pids.max)"
-    )]
-    Spawn {
-        /// How many workers were wanted.
-        asked: usize,
-        /// What the system said to the last try.
+    /// A chunk of no bytes was asked for.
+    #[error("chunks of 0 bytes were asked for; pass the most bytes to clear between two looks at cancel")]
+    NoChunk,
+    /// What the embedder does at a thread's start failed.
+    #[error("on_thread_start failed on thread {thread}: {source}; no thread of the service is left")]
+    ThreadStart {
+        /// The thread's name.
+        thread: String,
+        /// What the function said.
         source: std::io::Error,
     },
 }

@@ -93,7 +93,8 @@ pub use hugepages::{
     HugepagePool, HugepagePoolBuilder, LayoutError, Lease, LeaseError, LeaseId, LeasedMemory, LeasedRegion,
     NodePolicy, PageSize, PoolError, PoolFrames, PoolUsage, RecycleError, RecycleFailure,
 };
-pub use job::{Cause, Job, Outcome, Progress, RangeReport, Report};
+pub use job::{Cause, Job, NodeProgress, Outcome, Priority, Progress, RangeReport, Report, WorkerShare};
+pub use pool::{Locality, ThreadInfo, ThreadKind};
 pub use service::{ZeroingService, ZeroingServiceBuilder};
 pub use sys::HostRange;
 #[cfg(feature = "kvm")]

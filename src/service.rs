@@ -1,5 +1,7 @@
 //! The service: CPU, topology and pinned workers behind one handle.
 
+use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +12,8 @@ use crate::clear::{Calibration, Clearer, Concurrency, CpuDescription, Method, Re
 use crate::error::{BuildError, RequestError};
 use crate::frames::{FrameTable, Initialisation};
 use crate::guest::{Clearing, Intent, Numa, Planned, Purpose, SourceWork, ZeroRequest};
-use crate::job::{Job, Lane, Terms, WorkRegion};
-use crate::pool::{CHUNK, Pool};
+use crate::job::{Job, Priority, Terms, WorkRegion};
+use crate::pool::{CHUNK, Crew, Locality, OnThreadStart, Pool, Settings, ThreadInfo};
 use crate::sys::Presence;
 use crate::topology::Topology;
 
@@ -45,7 +47,7 @@ impl ServiceCore {
         let work_regions: Vec<WorkRegion> = regions.iter().map(|region| region.work).collect();
         let clearing = Arc::clone(&self.clearing);
         let bytes = work_regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
-        let alone = bytes <= CHUNK || self.pool.workers() == 1;
+        let alone = bytes <= CHUNK || self.pool.workers() <= 1;
         let concurrency = if alone { Concurrency::One } else { Concurrency::All };
         let work = Arc::new(SourceWork { source, regions, clearing, purpose, concurrency, freshness });
         let core = self.pool.submit(work, work_regions, terms)?;
@@ -60,7 +62,7 @@ impl ServiceCore {
             let _ = table.initialise_section(section);
         }
         let (work, regions) = Initialisation::new(table);
-        let terms = Terms { lane: Lane::Background, deadline: None, stop_on_shortage: false };
+        let terms = Terms { priority: Priority::Background, deadline: None, stop_on_shortage: false };
         Ok(Job::new(self.pool.submit(Arc::new(work), regions, terms)?, false))
     }
 
@@ -131,10 +133,30 @@ impl ZeroingService {
         &self.core.topology
     }
 
-    /// How many workers run.
+    /// How many workers were started; 0: the threads that submit jobs do them.
     #[must_use]
     pub fn workers(&self) -> usize {
         self.core.pool.workers()
+    }
+
+    /// The service's threads: workers, and the watchdog.
+    #[must_use]
+    pub fn threads(&self) -> Vec<ThreadInfo> {
+        self.core.pool.threads()
+    }
+
+    /// Holds background work to so many bytes a second from now on; 0 pauses it, `None` lets it go as fast as
+    /// it can. What of it is under way when this is called ends its chunk.
+    ///
+    /// A paused job can be cancelled, and waiting for it takes as long as the pause.
+    pub fn set_background_rate(&self, bytes_per_second: Option<u64>) {
+        self.core.pool.set_background_rate(bytes_per_second);
+    }
+
+    /// The rate that background work keeps to, in bytes a second.
+    #[must_use]
+    pub fn background_rate(&self) -> Option<u64> {
+        self.core.pool.background_rate()
     }
 
     /// The method for a run of `len` bytes of cold memory, cleared by all workers.
@@ -158,8 +180,11 @@ impl Drop for ZeroingService {
 /// memory controller; a few of them use it up.
 const WORKERS_PER_NODE: usize = 8;
 
+/// Jobs of so many bytes are done by the thread that submits them, unless a calibration says otherwise.
+const SMALL_JOB: u64 = 2 << 20;
+
 /// Settings for a [`ZeroingService`].
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct ZeroingServiceBuilder {
     method: Option<Method>,
@@ -167,6 +192,24 @@ pub struct ZeroingServiceBuilder {
     cpu: Option<CpuDescription>,
     topology: Option<Topology>,
     workers_per_node: Option<usize>,
+    locality: Locality,
+    chunk: Option<u64>,
+    small_job: Option<u64>,
+    background_rate: Option<u64>,
+    on_thread_start: Option<Arc<OnThreadStart>>,
+}
+
+impl fmt::Debug for ZeroingServiceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZeroingServiceBuilder")
+            .field("method", &self.method)
+            .field("calibration", &self.calibration)
+            .field("workers_per_node", &self.workers_per_node)
+            .field("locality", &self.locality)
+            .field("chunk", &self.chunk)
+            .field("background_rate", &self.background_rate)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A calibration, and whether it must be of this CPU model.
@@ -174,6 +217,20 @@ pub struct ZeroingServiceBuilder {
 enum Source {
     OfThisModel(Calibration),
     OfAnyModel(Calibration),
+}
+
+impl Source {
+    fn calibration(&self) -> &Calibration {
+        match self {
+            Source::OfThisModel(calibration) | Source::OfAnyModel(calibration) => calibration,
+        }
+    }
+}
+
+/// What a caller's thread clears while a worker would be woken, give or take: the bytes of 200 µs.
+fn small_job(calibration: &Calibration) -> Option<u64> {
+    let rate = calibration.choice(SMALL_JOB, Reuse::Cold, Concurrency::One)?.gb_per_s?;
+    Some(((rate * 1e9 * 200e-6) as u64).min(CHUNK))
 }
 
 impl ZeroingServiceBuilder {
@@ -198,7 +255,10 @@ impl ZeroingServiceBuilder {
     }
 
     /// At most this many workers on each node with CPUs (8 unless this or a calibration says otherwise; never
-    /// more than the node has CPUs for us).
+    /// more than the node has CPUs for us). A host that starts fewer threads gets fewer.
+    ///
+    /// 0: no thread is started, and every job is done within `submit`, by the thread that calls it. Such a job
+    /// looks at its deadline between chunks only, and nobody else can end it while a page fault keeps it.
     pub fn workers_per_node(mut self, workers: usize) -> Self {
         self.workers_per_node = Some(workers);
         self
@@ -217,6 +277,49 @@ impl ZeroingServiceBuilder {
         self
     }
 
+    /// Whether workers help other nodes ([`Locality::PreferLocal`], unless said).
+    pub fn locality(mut self, locality: Locality) -> Self {
+        self.locality = locality;
+        self
+    }
+
+    /// The most bytes a worker clears between two looks at cancel, deadline and priority: rounded down to a
+    /// power of two, at least 64 KiB; 4 MiB unless said. Where that takes longer than a millisecond, workers
+    /// take less. One page fault is not cut: the kernel clears a fresh 1 GiB page in one go.
+    pub fn chunk(mut self, bytes: u64) -> Self {
+        self.chunk = Some(bytes);
+        self
+    }
+
+    /// Jobs of up to so many bytes are done by the thread that submits them, within `submit`, if their pages are
+    /// all there: that takes less time than waking a worker. 0: none is, for event loops that want it so.
+    /// Unless said, what one worker clears in 200 µs by the calibration, 4 MiB at most; 2 MiB without one.
+    ///
+    /// Background jobs are left to the workers, and so are the later ones of a burst: while a job that was
+    /// so done has not been waited for, more of them are queued.
+    pub fn small_job(mut self, bytes: u64) -> Self {
+        self.small_job = Some(bytes);
+        self
+    }
+
+    /// The bytes a second that background work keeps to at first; see
+    /// [`set_background_rate`](ZeroingService::set_background_rate).
+    pub fn background_rate(mut self, bytes_per_second: u64) -> Self {
+        self.background_rate = Some(bytes_per_second);
+        self
+    }
+
+    /// Runs on every thread of the service, after it is pinned and before it works: for a seccomp filter, a
+    /// cgroup. An error ends `build`, and no thread is left. (On a thread that stands in later for one that is
+    /// stuck, an error leaves the service with one worker less.)
+    pub fn on_thread_start(
+        mut self,
+        start: impl Fn(&ThreadInfo) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.on_thread_start = Some(Arc::new(start));
+        self
+    }
+
     /// Measures which methods are the fastest here, with the CPU, topology and workers of this builder; give
     /// the result to [`calibration`](Self::calibration), or save it for this model of machine.
     ///
@@ -227,14 +330,11 @@ impl ZeroingServiceBuilder {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Topology`], [`BuildError::NoWorkers`].
+    /// [`BuildError::Topology`].
     pub fn calibrate(&self, budget: Duration) -> Result<Calibration, BuildError> {
         let cpu = self.cpu.clone().unwrap_or_else(CpuDescription::detect);
         let topology = self.topology.clone().map_or_else(Topology::detect, Ok)?;
-        let workers = self.workers_per_node.unwrap_or(WORKERS_PER_NODE);
-        if workers == 0 {
-            return Err(BuildError::NoWorkers { asked: workers });
-        }
+        let workers = self.workers_per_node.unwrap_or(WORKERS_PER_NODE).max(1);
         Ok(calibrate(cpu, &topology, workers, budget))
     }
 
@@ -245,17 +345,30 @@ impl ZeroingServiceBuilder {
     /// [`BuildError`]; no thread is left running then.
     pub fn build(self) -> Result<ZeroingService, BuildError> {
         let cpu = self.cpu.unwrap_or_else(CpuDescription::detect);
-        let (measured, enough) = match &self.calibration {
-            None => (Clearer::by_rule(&cpu), WORKERS_PER_NODE),
-            Some(Source::OfThisModel(own)) => (Clearer::by_calibration(own, &cpu)?, own.workers_per_node()),
-            Some(Source::OfAnyModel(any)) => {
-                (Clearer::by_foreign_calibration(any, &cpu), any.workers_per_node())
-            }
+        let measured = match &self.calibration {
+            None => Clearer::by_rule(&cpu),
+            Some(Source::OfThisModel(own)) => Clearer::by_calibration(own, &cpu)?,
+            Some(Source::OfAnyModel(any)) => Clearer::by_foreign_calibration(any, &cpu),
         };
+        let calibration = self.calibration.as_ref().map(Source::calibration);
+        let enough = calibration.map_or(WORKERS_PER_NODE, Calibration::workers_per_node);
+        let small = calibration.and_then(small_job).unwrap_or(SMALL_JOB);
         let clearer = self.method.map_or(Ok(measured), |method| Clearer::only(method, &cpu))?;
         let topology = self.topology.map_or_else(Topology::detect, Ok)?;
         let numa = Numa::new(&topology);
-        let pool = Pool::start(&topology, self.workers_per_node.unwrap_or(enough))?;
+        let settings = Settings {
+            workers_per_node: self.workers_per_node.unwrap_or(enough),
+            locality: self.locality,
+            chunk: if self.chunk == Some(0) {
+                Err(BuildError::NoChunk)
+            } else {
+                Ok(self.chunk.unwrap_or(CHUNK))
+            }?,
+            background_rate: self.background_rate,
+            small: self.small_job.unwrap_or(small),
+            crew: Crew::new(self.on_thread_start),
+        };
+        let pool = Pool::start(&topology, settings)?;
         let clearing = Arc::new(Clearing { clearer, numa, presence: Presence::default() });
         Ok(ZeroingService { core: Arc::new(ServiceCore { topology, clearing, pool }) })
     }

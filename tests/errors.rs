@@ -259,9 +259,11 @@ fn an_unreadable_sysfs() {
 }
 
 #[test]
-fn no_workers() {
-    let error = ZeroingService::builder().workers_per_node(0).build().unwrap_err();
-    assert!(matches!(error, BuildError::NoWorkers { asked: 0 }), "{error}");
+fn absurd_settings() {
+    let error = ZeroingService::builder().chunk(0).build().unwrap_err();
+    assert!(matches!(error, BuildError::NoChunk) && error.to_string().contains("0 bytes"), "{error}");
+    let none = ZeroingService::builder().workers_per_node(0).build().unwrap();
+    assert_eq!((none.workers(), none.threads().len()), (0, 0), "the caller's thread does it all");
     let many = ZeroingService::builder().workers_per_node(usize::MAX).build().unwrap();
     assert!((1..=common::allowed_cpus().len()).contains(&many.workers()));
 }

@@ -5,14 +5,12 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use common::cgroup::{self, Cgroup};
-use common::limits::{Limit, become_ordinary_user, never_hang};
-use common::uffd::Userfaultfd;
-use common::{MIB, child, is_child, readable, service, service_with};
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use vm_zeroing::{Intent, Job, ZeroRequest, ZeroingService};
+use common::limits::never_hang;
+use common::{MIB, is_child, service};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_zeroing::Intent;
 
 const LIST: &str = include_str!("known-gaps.md");
 
@@ -70,78 +68,6 @@ fn assert_as_listed(gap: &str, mut test: std::process::Command) {
 
 fn anonymous(len: u64) -> Arc<GuestMemoryMmap<()>> {
     Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len as usize)]).unwrap())
-}
-
-/// Long enough for whatever ends a job by itself.
-const LONG_MS: i32 = 5000;
-
-/// A job whose only worker stands before a page that nobody brings.
-fn stuck(service: &ZeroingService, deadline: Duration) -> Option<(Job, Userfaultfd)> {
-    let memory = anonymous(MIB);
-    let base = memory.get_host_address(GuestAddress(0)).unwrap() as u64;
-    let handler = Userfaultfd::register(base, MIB)?;
-    let job = service.submit(ZeroRequest::new(&memory).deadline(Instant::now() + deadline)).unwrap();
-    handler.wait_for_a_fault();
-    Some((job, handler))
-}
-
-#[test]
-fn r17_end_without_a_waiter() {
-    assert_as_listed("R17 end without a waiter", child("r17_the_descriptor_tells"));
-}
-
-#[test]
-#[ignore = "a part of r17_end_without_a_waiter"]
-fn r17_the_descriptor_tells() {
-    if !is_child() {
-        return;
-    }
-    never_hang();
-    let service = service_with(1);
-    let Some((job, handler)) = stuck(&service, Duration::from_secs(2)) else { return };
-    let told = readable(job.completion_fd(), LONG_MS);
-    drop(handler);
-    assert!(told, "the deadline passed and nobody was told");
-}
-
-#[test]
-fn r17_stuck_worker_replaced() {
-    assert_as_listed("R17 stuck worker replaced", child("r17_another_job_ends"));
-}
-
-#[test]
-#[ignore = "a part of r17_stuck_worker_replaced"]
-fn r17_another_job_ends() {
-    if !is_child() {
-        return;
-    }
-    never_hang();
-    let service = service_with(1);
-    let Some((job, handler)) = stuck(&service, Duration::from_secs(2)) else { return };
-    let error = job.wait().unwrap_err();
-    let other = service.zero(&anonymous(MIB), Intent::Teardown).unwrap();
-    let ended = readable(other.completion_fd(), LONG_MS);
-    drop(handler);
-    assert!(ended, "nobody works any more after: {error}");
-}
-
-#[test]
-fn r19_caller_alone() {
-    assert_as_listed("R19 caller alone", child("r19_no_thread_can_be_had"));
-}
-
-#[test]
-#[ignore = "a part of r19_caller_alone"]
-fn r19_no_thread_can_be_had() {
-    if !is_child() {
-        return;
-    }
-    never_hang();
-    let Some(()) = become_ordinary_user() else { return };
-    let _limit = Limit::lower(libc::RLIMIT_NPROC, 1);
-    let service = ZeroingService::builder().build().unwrap();
-    let memory = anonymous(16 * MIB);
-    assert!(service.zero(&memory, Intent::Teardown).unwrap().wait().unwrap().is_all_zero());
 }
 
 #[test]

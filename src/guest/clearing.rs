@@ -291,6 +291,11 @@ impl Work for SourceWork {
         })?
     }
 
+    fn is_ready(&self, extent: Extent) -> bool {
+        let presence = &self.clearing.presence;
+        self.visit(extent, |chunk| presence.survey(chunk).waits_for_nobody()).unwrap_or(false)
+    }
+
     fn may_be_narrowed(&self, extent: Extent, cause: &Cause) -> bool {
         match cause {
             Cause::Truncated => self.backed_bytes(extent) > 0,

@@ -11,7 +11,7 @@ use super::host::HostSource;
 use super::memory::GuestSource;
 use crate::clear::Reuse;
 use crate::error::RequestError;
-use crate::job::{Lane, Terms};
+use crate::job::{Priority, Terms};
 use crate::sys::HostRange;
 
 /// What the memory is zeroed for. Sets the strategy and what goes first.
@@ -58,6 +58,7 @@ pub struct ZeroRequest {
     ranges: Option<Vec<(GuestAddress, u64)>>,
     intent: Intent,
     strategy: Option<Strategy>,
+    priority: Option<Priority>,
     verify: Verify,
     reuse: Reuse,
     deadline: Option<Instant>,
@@ -89,6 +90,7 @@ impl ZeroRequest {
             ranges: None,
             intent: Intent::Teardown,
             strategy: None,
+            priority: None,
             verify: Verify::default(),
             reuse: Reuse::default(),
             deadline: None,
@@ -115,6 +117,12 @@ impl ZeroRequest {
         self
     }
 
+    /// Another priority than the intent's own.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = Some(priority);
+        self
+    }
+
     /// Whether to read the bytes back.
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = verify;
@@ -136,8 +144,13 @@ impl ZeroRequest {
     }
 
     pub(crate) fn terms(&self) -> Terms {
+        let own = match self.intent {
+            Intent::Boot => Priority::Urgent,
+            Intent::Teardown => Priority::Normal,
+            Intent::Background => Priority::Background,
+        };
         Terms {
-            lane: if self.intent == Intent::Background { Lane::Background } else { Lane::Foreground },
+            priority: self.priority.unwrap_or(own),
             deadline: self.deadline,
             stop_on_shortage: self.intent == Intent::Boot,
         }

@@ -11,7 +11,7 @@ use super::zeroing::SlabSource;
 use crate::clear::Reuse;
 use crate::error::RequestError;
 use crate::guest::{Freshness, Planned, Purpose, Quiesced, Strategy, Verify};
-use crate::job::{Job, Lane, Terms};
+use crate::job::{Job, Priority, Terms};
 use crate::service::{ServiceCore, ZeroingService};
 use crate::sys::Reservation;
 use crate::topology::NodeId;
@@ -136,7 +136,7 @@ impl PoolCore {
     /// Starts the job that zeroes the slabs held as `held`. On refusal they are stale and held by nobody.
     pub(super) fn zero(&self, held: Holder) -> Result<Job, RequestError> {
         let slabs = self.ledger.begin_zeroing(held);
-        let terms = Terms { lane: Lane::Foreground, deadline: None, stop_on_shortage: false };
+        let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: false };
         // An absent page was punched by a peer: it must be had again, or its slab is not whole.
         self.submit(slabs, Strategy::Overwrite, Freshness::Nothing, terms)
     }
@@ -144,7 +144,7 @@ impl PoolCore {
     /// Pages of new slabs, present and on their node. They come zeroed: nobody else has ever had the files.
     pub(super) fn populate(&self) -> Result<Job, RequestError> {
         let slabs = self.ledger.begin_zeroing(Holder::Stale);
-        let terms = Terms { lane: Lane::Foreground, deadline: None, stop_on_shortage: true };
+        let terms = Terms { priority: Priority::Urgent, deadline: None, stop_on_shortage: true };
         self.submit(slabs, Strategy::Populate, Freshness::ByConstruction, terms)
     }
 

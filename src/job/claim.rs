@@ -2,12 +2,14 @@
 //! that proves is argued in `core`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::core::{Books, JobCore, Phase, StopReason, lock};
-use super::work::{Piece, Prepared, Work};
+use super::core::{JobCore, Notes, StopReason, lock};
+use super::report::WorkerShare;
+use super::work::{Hand, Piece, Prepared, Work};
 use super::{Cause, Outcome};
 use crate::extent::Extent;
+use crate::sys::thread_cpu_time;
 use crate::topology::NodeId;
 
 /// A chunk in the hands of one worker. Dropped without being settled (a panic), it fails the job.
@@ -16,13 +18,16 @@ pub(crate) struct Claim {
     core: Arc<JobCore>,
     work: Option<Arc<dyn Work>>,
     extent: Extent,
+    hand: Hand,
+    /// The thread's CPU time when it was claimed.
+    since: Duration,
     open: bool,
 }
 
 impl Claim {
     /// A claim that `core` has written into its books.
-    pub(super) fn new(core: Arc<JobCore>, work: Arc<dyn Work>, extent: Extent) -> Self {
-        Self { core, work: Some(work), extent, open: true }
+    pub(super) fn new(core: Arc<JobCore>, work: Arc<dyn Work>, extent: Extent, hand: Hand) -> Self {
+        Self { core, work: Some(work), extent, hand, since: thread_cpu_time(), open: true }
     }
 
     pub(crate) fn prepare(&self) -> Result<Prepared, Cause> {
@@ -36,15 +41,7 @@ impl Claim {
 
     /// May the worker store? Asked after `prepare`, which may have taken long.
     pub(crate) fn confirm(&self) -> bool {
-        let mut books = lock(&self.core.books);
-        if books.ended || self.core.stop_reason().is_some() {
-            return false;
-        }
-        let extent = self.extent;
-        if let Some(claim) = books.claims.iter_mut().find(|(held, _)| *held == extent) {
-            claim.1 = Phase::Storing;
-        }
-        true
+        lock(&self.core.books).tally.confirm(self.extent)
     }
 
     /// Does the work, after `confirm` said yes.
@@ -52,37 +49,29 @@ impl Claim {
         self.work.as_ref().map_or(Ok(Vec::new()), |work| work.perform(self.extent, prepared))
     }
 
-    /// Puts the claim back: the chunk will be claimed again, here or elsewhere.
+    /// Puts the claim back: the chunk will be claimed again, here or elsewhere; or not at all, where the job
+    /// is stopping.
     pub(crate) fn hand_back(mut self) {
-        self.close(|_| {});
+        self.close(None, |_| {});
     }
 
-    /// Gives the chunk up untouched: the job is stopping.
-    pub(crate) fn abandon(mut self) {
-        let (core, bytes) = (Arc::clone(&self.core), self.extent.len);
-        self.close(|_| {});
-        core.give_up(bytes);
-    }
-
-    /// Writes the outcomes into the books; a byte that no piece names is `Untouched`. `local`: whether the
-    /// worker sits on the node of what is present.
-    pub(crate) fn settle(mut self, pieces: Vec<Piece>, local: Option<bool>) {
-        let extent = self.extent;
-        self.close(|books| {
+    /// Writes the outcomes into the books; a byte that no piece names is `Untouched`. `node`: where what is
+    /// present lies, if that is known.
+    pub(crate) fn settle(mut self, pieces: Vec<Piece>, node: Option<NodeId>) {
+        let local = node.zip(self.hand.node).map(|(node, home)| node == home);
+        self.close(Some(node), |notes| {
             for Piece { extent, outcome, method, present } in pieces {
                 match local.filter(|_| present) {
-                    Some(true) => books.local_bytes += extent.len,
-                    Some(false) => books.remote_bytes += extent.len,
+                    Some(true) => notes.local_bytes += extent.len,
+                    Some(false) => notes.remote_bytes += extent.len,
                     None => {}
                 }
                 if let Some(method) = method {
-                    *books.by_method.entry(method).or_default() += extent.len;
+                    *notes.by_method.entry(method).or_default() += extent.len;
                 }
-                books.outcomes.record(extent, outcome);
+                notes.outcomes.record(extent, outcome);
             }
         });
-        self.core.progress.fetch_add(extent.len, Ordering::Relaxed);
-        self.core.give_up(extent.len);
     }
 
     /// Writes into the books that the chunk could not be had.
@@ -92,29 +81,43 @@ impl Claim {
 
     fn fail_by(&mut self, cause: Cause) {
         let extent = self.extent;
+        let stop = self.core.ends_on(&cause);
         let core = Arc::clone(&self.core);
-        let stop = core.ends_on(&cause);
-        self.close(|books| {
-            books.first_failure.get_or_insert_with(|| (extent, cause.clone()));
-            books.outcomes.record(extent, Outcome::Failed(cause));
-        });
-        core.progress.fetch_add(extent.len, Ordering::Relaxed);
         if stop {
+            // While this claim is open, so that the stop does not end the job before the cause is told.
             core.stop(StopReason::Failed);
         }
-        core.give_up(extent.len);
+        self.close(Some(None), |notes| {
+            notes.first_failure.get_or_insert_with(|| (extent, cause.clone()));
+            notes.outcomes.record(extent, Outcome::Failed(cause));
+        });
     }
 
-    /// Lets go of the memory, then of the claim; `write` sees the books unless the job has ended meanwhile.
-    fn close(&mut self, write: impl FnOnce(&mut Books)) {
+    /// Lets go of the memory, then of the claim. `finished`: the bytes are dealt with, and lie there; then
+    /// `write` sees the notes, unless the job has ended meanwhile.
+    fn close(&mut self, finished: Option<Option<NodeId>>, write: impl FnOnce(&mut Notes)) {
         self.open = false;
         // Before anybody can learn of the end, so that no finished job keeps guest memory alive.
         self.work = None;
-        let mut books = lock(&self.core.books);
-        if !books.ended {
-            books.claims.retain(|(held, _)| *held != self.extent);
-            write(&mut books);
+        let spent = thread_cpu_time().saturating_sub(self.since);
+        let core = Arc::clone(&self.core);
+        if let Some(node) = finished {
+            core.advance(self.extent.len, node.or(self.hand.node));
         }
+        let mut books = lock(&core.books);
+        if !books.tally.close(self.extent, finished.is_some()) {
+            return;
+        }
+        let notes = &mut books.notes;
+        let share = notes.shares.entry(self.hand.worker).or_insert_with(|| WorkerShare::of(self.hand));
+        share.cpu_time += spent;
+        if finished.is_some() {
+            share.bytes += self.extent.len;
+            share.chunks += 1;
+            notes.steals += u64::from(self.hand.stolen);
+            write(notes);
+        }
+        core.end_if_due(books);
     }
 }
 
@@ -124,9 +127,4 @@ impl Drop for Claim {
             self.fail_by(Cause::Panicked);
         }
     }
-}
-
-/// Whether bytes on `node` are local to a worker of `home`.
-pub(crate) fn locality(node: Option<NodeId>, home: NodeId) -> Option<bool> {
-    node.map(|node| node == home)
 }

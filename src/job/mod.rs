@@ -4,6 +4,7 @@ mod claim;
 mod core;
 mod outcome;
 mod report;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -12,12 +13,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::{JobCore, Lane, StopReason, Terms, lock};
-pub(crate) use claim::locality;
+pub use self::core::Priority;
+pub(crate) use self::core::{JobCore, StopReason, Surroundings, Terms, Warden, lock};
 pub(crate) use outcome::Outcomes;
 pub use outcome::{Cause, Outcome};
-pub use report::{Progress, RangeReport, Report};
-pub(crate) use work::{Piece, Prepared, Work, WorkRegion};
+pub use report::{NodeProgress, Progress, RangeReport, Report, WorkerShare};
+pub(crate) use work::{Hand, Piece, Prepared, Work, WorkRegion};
 
 use crate::error::JobError;
 
@@ -92,6 +93,12 @@ impl Job {
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.handle.core.progress()
+    }
+
+    /// How far the job is on each node of the machine, ascending by node.
+    #[must_use]
+    pub fn progress_by_node(&self) -> Vec<NodeProgress> {
+        self.handle.core.progress_by_node()
     }
 
     /// A descriptor for `epoll` or `poll` that becomes readable when the job is over and stays so. It

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::Outcome;
+use super::work::Hand;
 use crate::clear::Method;
+use crate::topology::NodeId;
 
 /// What became of one run of bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,37 @@ pub struct Report {
     pub method: Option<Method>,
     /// From submission to the end.
     pub duration: Duration,
+    /// Chunks of tasks that a worker took from another one.
+    pub steals: u64,
+    /// CPU time of all threads that worked on it.
+    pub cpu_time: Duration,
+    /// What each thread did of it, by number; the caller's own thread comes last.
+    pub workers: Vec<WorkerShare>,
+}
+
+/// What one thread did of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct WorkerShare {
+    /// The worker's number, as in its name (`vmz-n0-w3` is number 3); `None` for the thread that submitted
+    /// the job, which does small jobs itself.
+    pub worker: Option<u32>,
+    /// The node it is pinned to.
+    pub node: Option<NodeId>,
+    /// Bytes that it dealt with.
+    pub bytes: u64,
+    /// In so many chunks.
+    pub chunks: u64,
+    /// CPU time that it took for them.
+    pub cpu_time: Duration,
+}
+
+impl WorkerShare {
+    pub(super) fn of(hand: Hand) -> Self {
+        let worker = Some(hand.worker).filter(|worker| *worker != Hand::CALLER);
+        Self { worker, node: hand.node, bytes: 0, chunks: 0, cpu_time: Duration::ZERO }
+    }
 }
 
 impl Report {
@@ -97,4 +130,15 @@ pub struct Progress {
     pub done_bytes: u64,
     /// Bytes asked for.
     pub total_bytes: u64,
+}
+
+/// How far a job is on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct NodeProgress {
+    /// The node the bytes lie on; where that cannot be known (holes), the node of the worker.
+    pub node: NodeId,
+    /// Bytes dealt with so far, never decreasing.
+    pub done_bytes: u64,
 }

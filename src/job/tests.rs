@@ -5,11 +5,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::claim::Claim;
-use super::core::{JobCore, Lane, StopReason, Terms};
-use super::{Cause, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
+use super::core::{JobCore, Priority, StopReason, Surroundings, Terms};
+use super::{Cause, Hand, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
 use crate::clear::Method;
 use crate::error::JobError;
 use crate::extent::Extent;
+use crate::topology::NodeId;
 
 /// Work that does nothing, and looks at its job when it is told of the end.
 #[derive(Debug, Default)]
@@ -36,6 +37,8 @@ impl Work for Idle {
 
 const PAGE: u64 = 4096;
 
+const HAND: Hand = Hand { worker: 3, node: Some(NodeId(1)), stolen: false };
+
 fn erased(extent: Extent) -> Piece {
     Piece::erased(extent, Some(Method::Portable))
 }
@@ -47,8 +50,9 @@ fn chunk(number: u64) -> Extent {
 fn job(chunks: u64, deadline: Option<Instant>) -> (Arc<JobCore>, Arc<Idle>) {
     let work = Arc::new(Idle::default());
     let region = WorkRegion { address: 0x10_0000, len: chunks * PAGE, node: None, page: PAGE };
-    let terms = Terms { lane: Lane::Foreground, deadline, stop_on_shortage: true };
-    let core = JobCore::new(Arc::clone(&work) as Arc<dyn Work>, vec![region], terms).unwrap();
+    let terms = Terms { priority: Priority::Normal, deadline, stop_on_shortage: true };
+    let core = JobCore::new(Arc::clone(&work) as Arc<dyn Work>, vec![region], terms, Surroundings::default())
+        .unwrap();
     work.job.set(Arc::downgrade(&core)).unwrap();
     (core, work)
 }
@@ -56,7 +60,7 @@ fn job(chunks: u64, deadline: Option<Instant>) -> (Arc<JobCore>, Arc<Idle>) {
 fn done(claim: Claim) {
     assert!(claim.confirm());
     let pieces = claim.perform(&claim.prepare().unwrap()).unwrap();
-    claim.settle(pieces, Some(true));
+    claim.settle(pieces, Some(NodeId(1)));
 }
 
 fn outcomes(result: &Result<Arc<super::Report>, JobError>) -> Vec<(u64, u64, Outcome)> {
@@ -76,10 +80,10 @@ fn outcomes(result: &Result<Arc<super::Report>, JobError>) -> Vec<(u64, u64, Out
 fn the_last_to_settle_ends_the_job_once() {
     let (job, work) = job(3, None);
     for number in [1, 0] {
-        done(job.claim(chunk(number)).unwrap());
+        done(job.claim(chunk(number), HAND).unwrap());
         assert!(job.result().is_none() && work.finished.load(Ordering::SeqCst) == 0);
     }
-    done(job.claim(chunk(2)).unwrap());
+    done(job.claim(chunk(2), HAND).unwrap());
     let result = job.result().unwrap();
     assert_eq!(outcomes(result), [(0, 3, Outcome::Erased)]);
     assert_eq!(result.as_ref().unwrap().node_local_bytes, 3 * PAGE);
@@ -94,12 +98,12 @@ fn the_last_to_settle_ends_the_job_once() {
 #[test]
 fn no_store_is_allowed_after_a_stop() {
     let (job, _work) = job(3, None);
-    let (storing, preparing) = (job.claim(chunk(0)).unwrap(), job.claim(chunk(1)).unwrap());
+    let (storing, preparing) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(1), HAND).unwrap());
     assert!(storing.confirm());
     job.stop(StopReason::Cancelled);
     assert!(!preparing.confirm());
-    preparing.abandon();
-    assert!(job.claim(chunk(2)).is_none(), "given up by the refusal");
+    preparing.hand_back();
+    assert!(job.claim(chunk(2), HAND).is_none(), "nothing is begun any more");
     assert!(job.result().is_none(), "a store is under way");
     storing.settle(vec![erased(chunk(0))], None);
     let result = job.result().unwrap();
@@ -111,10 +115,10 @@ fn no_store_is_allowed_after_a_stop() {
 #[test]
 fn a_job_ends_over_stuck_workers_but_not_over_stores() {
     let (job, work) = job(3, None);
-    let (storing, stuck) = (job.claim(chunk(0)).unwrap(), job.claim(chunk(2)).unwrap());
+    let (storing, stuck) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(2), HAND).unwrap());
     assert!(storing.confirm());
     job.stop(StopReason::Cancelled);
-    assert!(job.claim(chunk(1)).is_none());
+    assert!(job.claim(chunk(1), HAND).is_none());
     let patience = Instant::now() + Duration::from_millis(900);
     assert!(job.wait_until(Some(patience)).is_none(), "ended while a worker stored");
     storing.settle(vec![erased(chunk(0))], None);
@@ -124,7 +128,7 @@ fn a_job_ends_over_stuck_workers_but_not_over_stores() {
     assert_eq!(outcomes(&result), expected);
     // It comes back: no store, no new end, and the report stays as it was.
     assert!(!stuck.confirm());
-    stuck.abandon();
+    stuck.hand_back();
     assert_eq!(outcomes(job.result().unwrap()), expected);
     assert_eq!((work.finished.load(Ordering::SeqCst), Arc::strong_count(&work)), (1, 1));
 }
@@ -133,7 +137,7 @@ fn a_job_ends_over_stuck_workers_but_not_over_stores() {
 #[test]
 fn late_failures_are_not_recorded() {
     let (job, _work) = job(1, None);
-    let stuck = job.claim(chunk(0)).unwrap();
+    let stuck = job.claim(chunk(0), HAND).unwrap();
     job.stop(StopReason::Cancelled);
     let before = job.wait_until(None).unwrap();
     stuck.fail(Cause::Poisoned);
@@ -144,8 +148,8 @@ fn late_failures_are_not_recorded() {
 #[test]
 fn a_claim_that_is_dropped_has_panicked() {
     let (job, _work) = job(2, None);
-    drop(job.claim(chunk(1)).unwrap());
-    assert!(job.claim(chunk(0)).is_none(), "a panic ends the job");
+    drop(job.claim(chunk(1), HAND).unwrap());
+    assert!(job.claim(chunk(0), HAND).is_none(), "a panic ends the job");
     let result = job.result().unwrap();
     assert!(matches!(result, Err(JobError::Failed { cause: Cause::Panicked, len: PAGE, .. })));
     assert_eq!(outcomes(result), [(0, 1, Outcome::Untouched), (1, 1, Outcome::Failed(Cause::Panicked))]);
@@ -156,13 +160,13 @@ fn a_claim_that_is_dropped_has_panicked() {
 fn a_claim_is_settled_piece_by_piece() {
     let (job, _work) = job(4, None);
     let all = Extent { region: 0, start: 0, len: 4 * PAGE };
-    let claim = job.claim(all).unwrap();
+    let claim = job.claim(all, HAND).unwrap();
     assert!(claim.confirm());
     let zero = |number, present| {
         let (extent, outcome) = (chunk(number), Outcome::ReadsZero);
         Piece { extent, outcome, method: None, present }
     };
-    claim.settle(vec![erased(chunk(0)), zero(1, true), zero(2, false)], Some(false));
+    claim.settle(vec![erased(chunk(0)), zero(1, true), zero(2, false)], Some(NodeId(2)));
     let result = job.result().unwrap();
     let expected = [(0, 1, Outcome::Erased), (1, 2, Outcome::ReadsZero), (3, 1, Outcome::Untouched)];
     assert_eq!(outcomes(result), expected);
@@ -175,10 +179,10 @@ fn a_claim_is_settled_piece_by_piece() {
 #[test]
 fn a_claim_that_is_handed_back_can_be_claimed_again() {
     let (job, _work) = job(1, None);
-    let first = job.claim(chunk(0)).unwrap();
+    let first = job.claim(chunk(0), HAND).unwrap();
     first.hand_back();
     assert!(job.result().is_none());
-    done(job.claim(chunk(0)).unwrap());
+    done(job.claim(chunk(0), HAND).unwrap());
     assert!(job.result().unwrap().is_ok());
 }
 
@@ -196,8 +200,8 @@ fn what_ends_a_job() {
     ] {
         let (job, _work) = job(2, None);
         assert_eq!(job.ends_on(&cause), ends);
-        job.claim(chunk(0)).unwrap().fail(cause.clone());
-        match job.claim(chunk(1)) {
+        job.claim(chunk(0), HAND).unwrap().fail(cause.clone());
+        match job.claim(chunk(1), HAND) {
             Some(next) => done(next),
             None => assert!(ends, "{cause}"),
         }
@@ -210,11 +214,11 @@ fn what_ends_a_job() {
 #[test]
 fn deadlines_are_seen_by_workers_and_waiters() {
     let (seen_by_worker, _work) = job(1, Some(Instant::now()));
-    assert!(seen_by_worker.claim(chunk(0)).is_none());
+    assert!(seen_by_worker.claim(chunk(0), HAND).is_none());
     assert!(matches!(seen_by_worker.result().unwrap(), Err(JobError::DeadlinePassed { .. })));
 
     let (seen_by_waiter, _work) = job(1, Some(Instant::now() + Duration::from_millis(5)));
-    let held = seen_by_waiter.claim(chunk(0)).unwrap();
+    let held = seen_by_waiter.claim(chunk(0), HAND).unwrap();
     assert!(matches!(seen_by_waiter.wait_until(None).unwrap(), Err(JobError::Stalled { .. })));
     assert!(!held.confirm());
 }
@@ -225,6 +229,5 @@ fn the_first_reason_counts() {
     let (job, _work) = job(1, None);
     job.stop(StopReason::ServiceClosed);
     job.stop(StopReason::Cancelled);
-    job.give_up(PAGE);
     assert!(matches!(job.result().unwrap(), Err(JobError::ServiceClosed { .. })));
 }

@@ -21,6 +21,22 @@ pub(crate) struct WorkRegion {
     pub(crate) page: u64,
 }
 
+/// In whose hands a chunk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hand {
+    /// The worker's number; `CALLER` on a caller's own thread.
+    pub(crate) worker: u32,
+    /// The node the worker sits on, where that is known.
+    pub(crate) node: Option<NodeId>,
+    /// Whether it was taken from another worker.
+    pub(crate) stolen: bool,
+}
+
+impl Hand {
+    /// The number of whoever works on a caller's own thread.
+    pub(crate) const CALLER: u32 = u32::MAX;
+}
+
 /// What a worker found when it made a chunk ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Prepared {
@@ -55,6 +71,12 @@ pub(crate) trait Work: Send + Sync + fmt::Debug {
     /// Makes the chunk ready without changing a byte. May take long (a page fault may stall), and the
     /// job may end meanwhile.
     fn prepare(&self, chunk: Extent) -> Result<Prepared, Cause>;
+
+    /// Whether preparing this much would wait for nobody and take no time to speak of: then a caller's thread
+    /// may do it. "No" costs no more than the detour through a worker.
+    fn is_ready(&self, _extent: Extent) -> bool {
+        false
+    }
 
     /// Does the work, and says what became of each byte of the chunk. Called only while the job is running;
     /// the stores are fenced on return.

@@ -2,42 +2,47 @@
 //!
 //! Each node with CPUs has a queue (a `crossbeam` injector) and workers with a deque each. A region
 //! enters as one task on the queue of the node its memory policy names; whoever takes a task splits it
-//! lazily (see `extent`), works on the near chunk, and offers the rest from its deque.
+//! lazily (see `extent`), works on the near chunk, and offers the rest from its deque. What is decided
+//! thereby is decided in `machine`.
 
+mod crew;
 mod machine;
+mod shared;
 mod sleep;
+mod staff;
+mod watchdog;
 mod worker;
 
-use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam::deque::{Injector, Steal, Stealer, Worker as Deque};
+use crossbeam::deque::Worker as Deque;
 
 use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
-use crate::job::{JobCore, StopReason, Terms, Work, WorkRegion, lock};
-use crate::sys::{allowed_cpus, block_asynchronous_signals, pin_current_thread, use_normal_policy};
+use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Warden, Work, WorkRegion, lock};
 use crate::topology::{NodeId, Topology};
-use machine::{Place, Plan};
-use sleep::Dormitory;
-use worker::Worker;
+use crew::Post;
+pub(crate) use crew::{Crew, OnThreadStart};
+pub use crew::{ThreadInfo, ThreadKind};
+pub use machine::Locality;
+use machine::Plan;
+use shared::Shared;
+use staff::{Bench, Duty, Roster, Staff, duty};
+use watchdog::Watchdog;
+use worker::{Caller, Deques};
 
-/// The run a worker clears between two looks at cancel, deadline and priority, in bytes: about 0.2 ms at
-/// 20 GB/s, 1 ms at 4 GB/s.
+/// The run a worker clears between two looks at cancel, deadline and priority, in bytes, unless that takes more
+/// than a millisecond.
 pub(crate) const CHUNK: u64 = 4 << 20;
 
-/// Foreground and background.
-const LANES: usize = 2;
+/// One for each priority.
+const LANES: usize = Priority::ALL.len();
 
 /// How long a closing pool waits for workers before it reports and detaches those that are stuck in a page fault.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-
-/// Said outright, or std would ask the environment. The deepest a worker goes is a page-by-page search for
-/// a bad page and the memory object's own code.
-const WORKER_STACK: usize = 512 << 10;
 
 /// An extent on its way to a worker.
 #[derive(Debug)]
@@ -46,126 +51,132 @@ struct Task {
     extent: Extent,
     /// The node it is thought to lie on.
     believed: Option<NodeId>,
+    /// Whether a worker took it, or what it was a part of, from another one.
+    stolen: bool,
 }
 
-/// What the workers share.
+/// How a pool is to be.
 #[derive(Debug)]
-struct Shared {
-    plan: Plan,
-    injectors: Vec<[Injector<Task>; LANES]>,
-    stealers: Vec<[Stealer<Task>; LANES]>,
-    dormitories: Vec<Dormitory>,
-    closing: AtomicBool,
-}
-
-impl Shared {
-    /// Queues a task at a place and wakes somebody for it.
-    fn send(&self, place: Place, task: Task) {
-        if let Some(injector) =
-            self.injectors.get(place).and_then(|lanes| lanes.get(task.job.lane() as usize))
-        {
-            injector.push(task);
-            self.wake_near(place);
-        }
-    }
-
-    /// Wakes the nearest sleeper, if anybody sleeps.
-    fn wake_near(&self, place: Place) {
-        let near = self.plan.neighbours(place).iter().filter_map(|place| self.dormitories.get(*place));
-        for dormitory in near {
-            if dormitory.wake_one() {
-                return;
-            }
-        }
-    }
+pub(crate) struct Settings {
+    pub(crate) workers_per_node: usize,
+    pub(crate) locality: Locality,
+    /// The longest chunk, in bytes.
+    pub(crate) chunk: u64,
+    /// Bytes a second for background work.
+    pub(crate) background_rate: Option<u64>,
+    /// Jobs of so many bytes are done by the thread that submits them, where that waits for nobody.
+    pub(crate) small: u64,
+    pub(crate) crew: Crew,
 }
 
 /// The worker threads and the jobs they were given.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Disconnected when the last worker has left.
+    threads: Roster,
+    workers: usize,
+    watchdog: Option<Arc<Watchdog>>,
+    /// Disconnected when the last thread has left.
     leaving: Mutex<mpsc::Receiver<()>>,
-    jobs: Mutex<Vec<Weak<JobCore>>>,
+    jobs: Mutex<Known>,
     /// Regions without a policy node start at the places in turn.
     turn: AtomicUsize,
+    surroundings: Surroundings,
+    chunk: u64,
+    small: u64,
     /// The process the workers live in.
     process: u32,
 }
 
-impl Pool {
-    /// Starts the workers; returns when each of them is pinned and running.
-    pub(crate) fn start(topology: &Topology, per_node: usize) -> Result<Self, BuildError> {
-        if per_node == 0 {
-            return Err(BuildError::NoWorkers { asked: per_node });
+/// The jobs that may not be over yet.
+#[derive(Debug, Default)]
+struct Known {
+    jobs: Vec<Weak<JobCore>>,
+    /// How many there may be before those that are gone are struck out.
+    tidy_at: usize,
+}
+
+impl Known {
+    fn add(&mut self, job: &Arc<JobCore>) {
+        if self.jobs.len() >= self.tidy_at {
+            self.jobs.retain(|known| known.strong_count() > 0);
+            self.tidy_at = 2 * self.jobs.len() + 16;
         }
-        let plan = Plan::new(topology, per_node);
-        let asked = plan.workers().len();
-        let deques: Vec<[Deque<Task>; LANES]> =
-            (0..asked).map(|_| [Deque::new_lifo(), Deque::new_lifo()]).collect();
-        let places = plan.homes().len();
-        let shared = Arc::new(Shared {
-            injectors: (0..places).map(|_| [Injector::new(), Injector::new()]).collect(),
-            stealers: deques.iter().map(|lanes| [lanes[0].stealer(), lanes[1].stealer()]).collect(),
-            dormitories: (0..places).map(|_| Dormitory::default()).collect(),
-            closing: AtomicBool::new(false),
-            plan,
-        });
+        self.jobs.push(Arc::downgrade(job));
+    }
+}
+
+impl Pool {
+    /// Starts the workers; returns when each of them is pinned and running. A host that starts fewer than wanted
+    /// gets fewer, down to none: then every job is done by the thread that submits it.
+    pub(crate) fn start(topology: &Topology, settings: Settings) -> Result<Self, BuildError> {
+        let Settings { workers_per_node, locality, chunk, background_rate, small, crew } = settings;
+        let wanted = Plan::wanted(topology, workers_per_node);
+        let posts = wanted.iter().enumerate().map(|(number, node)| Post::worker(number, *node, topology));
+        let (recruits, refused) = crew.start::<Duty>(posts, duty)?;
+        if let Some(error) = refused {
+            let (asked, started) = (wanted.len(), recruits.len());
+            tracing::warn!(asked, started, %error, "the host refused more worker threads; going on with fewer");
+        }
+        let homes: Vec<NodeId> = wanted.into_iter().take(recruits.len()).collect();
+        let workers = homes.len();
+        // Each number twice: the second is for whoever stands in for a worker that is stuck.
+        let plan = Plan::new(topology, &[homes.as_slice(), homes.as_slice()].concat(), locality);
+        let deques: Vec<Deques> =
+            (0..2 * workers).map(|_| std::array::from_fn(|_| Deque::new_lifo())).collect();
+        let stealers = deques.iter().map(|lanes| std::array::from_fn(|lane| lanes[lane].stealer())).collect();
+        let shared = Arc::new(Shared::new(plan, stealers, background_rate));
+        let bench = Bench::new(Mutex::new(deques.into_iter().enumerate().collect()));
         let (alive, leaving) = mpsc::channel();
-        let pool = Self {
-            shared: Arc::clone(&shared),
-            threads: Mutex::default(),
+        let threads = Roster::default();
+        let staff = Staff { shared: Arc::clone(&shared), bench, threads: Arc::clone(&threads), chunk, alive };
+        recruits.into_iter().enumerate().for_each(|(number, recruit)| staff.engage(recruit, number));
+        let nodes = topology.nodes().iter().map(|node| node.id()).collect();
+        let mut pool = Self {
+            shared,
+            threads,
+            workers,
+            watchdog: None,
             leaving: Mutex::new(leaving),
             jobs: Mutex::default(),
             turn: AtomicUsize::new(0),
+            surroundings: Surroundings { nodes, warden: None, unseen: Arc::default() },
+            chunk,
+            small,
             process: std::process::id(),
         };
-        let (ready, running) = mpsc::channel();
-        let mut refused = None;
-        for (index, deques) in deques.into_iter().enumerate() {
-            let home = *shared.plan.workers().get(index).unwrap_or(&0);
-            let node = *shared.plan.homes().get(home).unwrap_or(&NodeId(0));
-            let cpus = topology.cpus_serving(node).to_vec();
-            let worker = Worker { shared: Arc::clone(&shared), index, home, deques };
-            let (ready, alive) = (ready.clone(), alive.clone());
-            let name = format!("vmz-n{}-w{index}", node.0);
-            let spawned = thread::Builder::new()
-                .name(name.chars().take(15).collect())
-                .stack_size(WORKER_STACK)
-                .spawn(move || {
-                    settle_in(&cpus, node);
-                    let _ = ready.send(());
-                    drop(ready);
-                    worker.run();
-                    drop(alive);
-                });
-            match spawned {
-                Ok(thread) => lock(&pool.threads).push(thread),
-                Err(error) => {
-                    refused = Some(error);
-                    break;
-                }
-            }
+        if workers > 0 {
+            // An error drops the pool, and so ends its workers.
+            pool.watchdog = staff.set_watchdog(&crew, topology)?;
+            pool.surroundings.warden =
+                pool.watchdog.as_ref().map(|watchdog| Arc::clone(watchdog) as Arc<dyn Warden>);
         }
-        drop((ready, alive));
-        let started = running.iter().count();
-        match refused {
-            Some(source) if started == 0 => Err(BuildError::Spawn { asked, source }),
-            Some(error) => {
-                tracing::warn!(asked, started, %error, "the host refused more worker threads; going on with fewer");
-                Ok(pool)
-            }
-            None => Ok(pool),
-        }
+        Ok(pool)
     }
 
-    /// How many workers run.
+    /// How many workers were started; none: everything is done by the caller's threads.
     pub(crate) fn workers(&self) -> usize {
-        lock(&self.threads).len()
+        self.workers
     }
 
-    /// Queues one task a region. A job without bytes is over at once, and no worker is woken.
+    pub(crate) fn threads(&self) -> Vec<ThreadInfo> {
+        lock(&self.threads)
+            .iter()
+            .filter(|(_, thread)| !thread.is_finished())
+            .map(|(info, _)| *info)
+            .collect()
+    }
+
+    pub(crate) fn background_rate(&self) -> Option<u64> {
+        self.shared.background_rate()
+    }
+
+    pub(crate) fn set_background_rate(&self, rate: Option<u64>) {
+        self.shared.set_background_rate(rate);
+    }
+
+    /// Queues one task a region. A job without bytes is over at once, and no worker is woken. A small one is
+    /// done here; and every one where there are no workers.
     pub(crate) fn submit(
         &self,
         work: Arc<dyn Work>,
@@ -173,25 +184,64 @@ impl Pool {
         terms: Terms,
     ) -> Result<Arc<JobCore>, RequestError> {
         self.check_process()?;
-        let job = JobCore::new(work, regions, terms).map_err(RequestError::CompletionFd)?;
+        let surroundings = self.surroundings.clone();
+        let job = JobCore::new(Arc::clone(&work), regions, terms, surroundings)
+            .map_err(RequestError::CompletionFd)?;
         {
             // Under the lock that `close` takes, so that a job is either refused or found by it.
             let mut jobs = lock(&self.jobs);
             if self.shared.closing.load(Ordering::Acquire) {
                 return Err(RequestError::Closed);
             }
-            jobs.retain(|known| known.strong_count() > 0);
-            jobs.push(Arc::downgrade(&job));
+            jobs.add(&job);
         }
-        for (index, region) in job.regions().iter().enumerate().filter(|(_, region)| region.len > 0) {
-            let place = match region.node {
-                Some(node) => self.shared.plan.place_for(node),
-                None => self.turn.fetch_add(1, Ordering::Relaxed) % self.shared.plan.homes().len().max(1),
-            };
-            let extent = Extent { region: index as u32, start: 0, len: region.len };
-            self.shared.send(place, Task { job: Arc::clone(&job), extent, believed: region.node });
+        if job.total() == 0 {
+            return Ok(job);
+        }
+        let tasks =
+            job.regions().iter().enumerate().filter(|(_, region)| region.len > 0).map(|(index, region)| {
+                Task {
+                    job: Arc::clone(&job),
+                    extent: Extent { region: index as u32, start: 0, len: region.len },
+                    believed: region.node,
+                    stolen: false,
+                }
+            });
+        if self.workers == 0 || self.is_for_the_caller(&job, work.as_ref()) {
+            let node =
+                self.surroundings.nodes.first().copied().filter(|_| self.surroundings.nodes.len() == 1);
+            let mut tasks: Vec<Task> = tasks.collect();
+            tasks.reverse();
+            drop(work);
+            Caller::work(node, tasks, self.chunk);
+        } else {
+            drop(work);
+            for task in tasks {
+                let place = match task.believed {
+                    Some(node) => self.shared.plan.place_for(node),
+                    None => self.turn.fetch_add(1, Ordering::Relaxed) % self.shared.plan.homes().len().max(1),
+                };
+                self.shared.send(place, task);
+            }
         }
         Ok(job)
+    }
+
+    /// Whether the submitting thread does a job itself: a small one that waits for nobody takes it less time
+    /// than waking a worker. Not the second one of a burst, which the workers share; nor work that is to keep
+    /// to a rate or, perhaps, to another node.
+    fn is_for_the_caller(&self, job: &JobCore, work: &dyn Work) -> bool {
+        if job.total() > self.small || job.priority() == Priority::Background {
+            return false;
+        }
+        if self.shared.plan.is_local_only() && self.surroundings.nodes.len() > 1 {
+            return false;
+        }
+        let ready =
+            job.regions().iter().enumerate().all(|(index, region)| {
+                work.is_ready(Extent { region: index as u32, start: 0, len: region.len })
+            });
+        ready && job.is_seen_at_once()
     }
 
     /// Whether the workers exist in this process.
@@ -209,27 +259,29 @@ impl Pool {
             // A forked child: these threads are not here, and whoever held a lock in the parent is not either.
             return;
         }
-        let threads = std::mem::take(&mut *lock(&self.threads));
         let jobs: Vec<Arc<JobCore>> = {
             let jobs = lock(&self.jobs);
             if self.shared.closing.load(Ordering::Acquire) {
                 return;
             }
-            let jobs: Vec<Arc<JobCore>> = jobs.iter().filter_map(Weak::upgrade).collect();
-            // Before the workers may give up what they hold: a job that ends by that knows why.
-            jobs.iter().for_each(|job| job.stop(StopReason::ServiceClosed));
+            let jobs: Vec<Arc<JobCore>> = jobs.jobs.iter().filter_map(Weak::upgrade).collect();
             self.shared.closing.store(true, Ordering::Release);
             jobs
         };
-        self.shared.dormitories.iter().for_each(Dormitory::wake_all);
-        if threads.iter().any(|thread| thread.thread().id() == thread::current().id()) {
-            // A worker let go of memory that owned the service: it cannot wait for itself.
-            tracing::warn!("the service is dropped by one of its workers; the workers end by themselves");
-            return self.drain();
+        jobs.iter().for_each(|job| job.stop(StopReason::ServiceClosed));
+        self.shared.wake_all();
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.close();
+        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        if threads.iter().any(|(_, thread)| thread.thread().id() == thread::current().id()) {
+            // One of our threads let go of memory that owned the service: it cannot wait for itself.
+            tracing::warn!("the service is dropped by one of its own threads; they end by themselves");
+            return self.shared.drain();
         }
         let all_left =
             lock(&self.leaving).recv_timeout(CLOSE_GRACE) == Err(mpsc::RecvTimeoutError::Disconnected);
-        for thread in threads {
+        for (_, thread) in threads {
             let name = thread.thread().name().unwrap_or("worker").to_owned();
             if !all_left && !thread.is_finished() {
                 tracing::warn!(
@@ -237,10 +289,10 @@ impl Pool {
                     "a worker is stuck in a page fault; it is left behind and stores nothing after it"
                 );
             } else if thread.join().is_err() {
-                tracing::error!(thread = name, "a worker ended by a panic");
+                tracing::error!(thread = name, "a thread ended by a panic");
             }
         }
-        self.drain();
+        self.shared.drain();
         let deadline = Instant::now() + CLOSE_GRACE;
         for job in &jobs {
             // Ends it over the heads of stuck workers, if need be.
@@ -249,50 +301,10 @@ impl Pool {
             }
         }
     }
-
-    /// Gives up what is still queued, so that its jobs can end.
-    fn drain(&self) {
-        let queued = self.shared.injectors.iter().flatten().flat_map(|queue| drained(|| queue.steal()));
-        let offered = self.shared.stealers.iter().flatten().flat_map(|deque| drained(|| deque.steal()));
-        queued.chain(offered).for_each(|task| task.job.give_up(task.extent.len));
-    }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Everything that a queue holds.
-fn drained(mut steal: impl FnMut() -> Steal<Task>) -> impl Iterator<Item = Task> {
-    std::iter::from_fn(move || persist(&mut steal))
-}
-
-/// Takes from a queue, again while another thief is in the way.
-fn persist(mut steal: impl FnMut() -> Steal<Task>) -> Option<Task> {
-    loop {
-        match steal() {
-            Steal::Success(task) => return Some(task),
-            Steal::Empty => return None,
-            Steal::Retry => std::hint::spin_loop(),
-        }
-    }
-}
-
-/// Makes the calling thread a worker: on its node's CPUs as far as the process may use them, at normal
-/// scheduling policy, deaf to signals that are the VMM's. A refusal is worth a warning, not a failure.
-fn settle_in(cpus: &[u32], node: NodeId) {
-    block_asynchronous_signals();
-    if let Err(error) = use_normal_policy() {
-        tracing::warn!(%error, "a worker keeps the low scheduling policy of the thread that built the service");
-    }
-    // The topology may be the caller's own: narrow what the operator gave us, never widen it.
-    let allowed = allowed_cpus().unwrap_or_else(|_| cpus.to_vec());
-    let own: Vec<u32> = cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
-    let pinned =
-        if own.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { pin_current_thread(&own) };
-    if let Err(error) = pinned {
-        tracing::warn!(%node, ?cpus, %error, "cannot pin a worker to its node; it runs where it may");
     }
 }

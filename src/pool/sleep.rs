@@ -16,6 +16,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// The idle workers of one node.
 #[derive(Debug, Default)]
@@ -37,7 +38,7 @@ struct Beds {
 /// How a worker came out of the dormitory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Rested<T> {
-    /// Somebody woke it.
+    /// Somebody woke it, or it slept long enough.
     Woken,
     /// It found something before it slept; `owes_a_wake` if somebody had woken it all the same.
     Found { what: T, owes_a_wake: bool },
@@ -68,14 +69,14 @@ impl Dormitory {
         self.bell.notify_all();
     }
 
-    /// Sleeps until woken, unless `look` finds something.
-    pub(crate) fn sleep_unless<T>(&self, look: impl FnOnce() -> Option<T>) -> Rested<T> {
+    /// Sleeps until woken, unless `look` finds something; no longer than the time it names instead, if any.
+    pub(crate) fn sleep_unless<T>(&self, look: impl FnOnce() -> Result<T, Option<Instant>>) -> Rested<T> {
         self.change(&mut self.lock(), |beds| beds.idle += 1);
         fence(Ordering::SeqCst);
         let found = look();
         let mut beds = self.lock();
         match found {
-            Some(what) => {
+            Ok(what) => {
                 // Whoever is asleep beside it keeps what is left of the two numbers.
                 let owes_a_wake = beds.idle == 0;
                 self.change(&mut beds, |beds| {
@@ -84,9 +85,20 @@ impl Dormitory {
                 });
                 Rested::Found { what, owes_a_wake }
             }
-            None => {
+            Err(until) => {
                 while beds.permits == 0 {
-                    beds = self.bell.wait(beds).unwrap_or_else(PoisonError::into_inner);
+                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    beds = match left {
+                        None => self.bell.wait(beds).unwrap_or_else(PoisonError::into_inner),
+                        Some(left) if left.is_zero() => {
+                            // Nobody woke it, so it is among those who are idle.
+                            self.change(&mut beds, |beds| beds.idle = beds.idle.saturating_sub(1));
+                            return Rested::Woken;
+                        }
+                        Some(left) => {
+                            self.bell.wait_timeout(beds, left).unwrap_or_else(PoisonError::into_inner).0
+                        }
+                    };
                 }
                 beds.permits -= 1;
                 Rested::Woken
@@ -121,7 +133,7 @@ mod tests {
     fn nobody_asleep_is_nobody_woken() {
         let dormitory = Dormitory::default();
         assert!(!dormitory.wake_one());
-        let found = dormitory.sleep_unless(|| Some(7));
+        let found = dormitory.sleep_unless(|| Ok(7));
         assert_eq!(
             found,
             Rested::Found { what: 7, owes_a_wake: false },
@@ -137,13 +149,30 @@ mod tests {
         let found = dormitory.sleep_unless(|| {
             // Whoever pushes now finds a sleeper, and this thread is about to wait.
             assert!(dormitory.wake_one());
-            None::<()>
+            Err::<(), _>(None)
         });
         assert_eq!(found, Rested::Woken);
         dormitory.sleep_unless(|| {
             dormitory.wake_all();
-            None::<()>
+            Err::<(), _>(None)
         });
+    }
+
+    /// Who has slept long enough is not idle any more: no wake is lost on it.
+    #[test]
+    fn a_nap_ends_by_itself() {
+        let dormitory = Dormitory::default();
+        let rested = dormitory.sleep_unless(|| Err::<(), _>(Some(Instant::now())));
+        assert_eq!(rested, Rested::Woken);
+        assert!(!dormitory.wake_one());
+        // A wake that comes first counts as one.
+        let rested = dormitory.sleep_unless(|| {
+            assert!(dormitory.wake_one());
+            Err::<(), _>(Some(Instant::now()))
+        });
+        assert_eq!(rested, Rested::Woken);
+        let beds = dormitory.lock();
+        assert_eq!((beds.idle, beds.permits), (0, 0));
     }
 
     /// The next task wakes somebody else: who was woken once is on his way.
@@ -153,7 +182,7 @@ mod tests {
         let found = dormitory.sleep_unless(|| {
             assert!(dormitory.wake_one());
             assert!(!dormitory.wake_one(), "the only one is awake");
-            Some(7)
+            Ok(7)
         });
         assert_eq!(
             found,
@@ -177,7 +206,7 @@ mod tests {
                     while !closing.load(Ordering::Acquire) {
                         let look = || {
                             let closing = closing.load(Ordering::Acquire);
-                            if closing { Some(false) } else { take(&tasks).map(|()| true) }
+                            if closing { Ok(false) } else { take(&tasks).map(|()| true).ok_or(None) }
                         };
                         if let Rested::Found { what: took, owes_a_wake } = dormitory.sleep_unless(look) {
                             if owes_a_wake {

@@ -1,118 +1,219 @@
 //! One worker: finds a task, splits it, and takes its chunk from claim to settlement.
 
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crossbeam::deque::Worker as Deque;
 
-use super::machine::{Place, Queues};
+use super::machine::{Grain, Origin, Place, Queues};
+use super::shared::{Shared, persist};
 use super::sleep::Rested;
-use super::{CHUNK, LANES, Shared, Task, persist};
-use crate::extent::Extent;
-use crate::job::{JobCore, locality};
+use super::{LANES, Task};
+use crate::job::{Hand, Priority};
 use crate::topology::NodeId;
 
-pub(crate) struct Worker {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) index: usize,
-    pub(crate) home: Place,
-    /// A deque for each lane; the owner takes from the near end, thieves from the far end.
-    pub(crate) deques: [Deque<Task>; LANES],
-}
+/// The deques of one worker, one for each priority; the owner takes from the near end, thieves from the far end.
+pub(super) type Deques = [Deque<Task>; LANES];
 
-impl Worker {
-    /// Works until the pool closes; then gives up what it still holds.
-    pub(crate) fn run(self) {
-        while !self.shared.closing.load(Ordering::Acquire) {
-            let task = self.find().or_else(|| self.rest());
-            if let Some(task) = task {
-                self.execute(task);
-            }
-        }
-        for deque in &self.deques {
-            while let Some(task) = deque.pop() {
-                task.job.give_up(task.extent.len);
-            }
-        }
-    }
+/// Whoever works on chunks: a worker, or a caller's own thread.
+pub(super) trait Hands {
+    fn hand(&self, stolen: bool) -> Hand;
 
-    fn rest(&self) -> Option<Task> {
-        let dormitory = self.shared.dormitories.get(self.home)?;
-        let rested = dormitory.sleep_unless(|| {
-            let closing = self.shared.closing.load(Ordering::Acquire);
-            // `Some` keeps the worker up; an empty answer of a closing pool ends the loop of `run`.
-            if closing { Some(None) } else { self.find().map(Some) }
-        });
-        let Rested::Found { what: task, owes_a_wake } = rested else { return None };
-        if owes_a_wake {
-            self.shared.wake_near(self.home);
-        }
-        task
-    }
+    /// Puts a task where these hands find it next.
+    fn offer(&self, task: Task);
 
-    fn find(&self) -> Option<Task> {
-        (0..LANES).find_map(|lane| self.shared.plan.next(self.index, &mut LaneOf { worker: self, lane }))
-    }
+    /// Where a chunk that was believed on one node and found on another is to be done, if not here.
+    fn elsewhere(&self, believed: Option<NodeId>, found: Option<NodeId>) -> Option<Place>;
 
-    fn execute(&self, task: Task) {
-        let Task { job, extent, believed } = task;
-        if !job.is_running() {
-            return job.give_up(extent.len);
-        }
-        let chunk = extent.split_to_cell(CHUNK, |far| {
-            self.offer(Task { job: Arc::clone(&job), extent: far, believed });
-        });
-        // A panic is caught where it cannot tear anything: the claim it drops has failed the job, and
-        // nothing else is shared mutably. (With `panic = "abort"` the process is gone, and with it
-        // every statement that a page is zero.)
-        if catch_unwind(AssertUnwindSafe(|| self.work_on(&job, chunk, believed))).is_err() {
-            tracing::error!(worker = self.index, "a worker panicked; its job failed, the pool goes on");
-        }
-    }
+    /// Queues a task at a place.
+    fn send(&self, place: Place, task: Task);
 
-    /// Puts a task where this worker finds it next and a thief finds it last, and wakes a helper.
-    fn offer(&self, task: Task) {
-        if let Some(deque) = self.deques.get(task.job.lane() as usize) {
-            deque.push(task);
-            self.shared.wake_near(self.home);
-        }
-    }
-
-    fn work_on(&self, job: &Arc<JobCore>, chunk: Extent, believed: Option<NodeId>) {
-        let Some(claim) = job.claim(chunk) else { return };
+    /// Takes one chunk from claim to settlement.
+    fn work_on(&self, task: Task) {
+        let Task { job, extent: chunk, believed, stolen } = task;
+        let Some(claim) = job.claim(chunk, self.hand(stolen)) else { return };
         let prepared = match claim.prepare() {
             Ok(prepared) => prepared,
             Err(cause) => {
-                let page = job.regions().get(chunk.region as usize).map_or(CHUNK, |region| region.page);
+                let page = job.regions().get(chunk.region as usize).map_or(u64::MAX, |region| region.page);
                 let (near, far) = chunk.halve(page);
                 let Some(far) = far.filter(|_| claim.may_be_narrowed(&cause) && !job.ends_on(&cause)) else {
                     return claim.fail(cause);
                 };
                 claim.hand_back();
                 // Queued, not called: should a panic end this look, the far half is still accounted for.
-                self.offer(Task { job: Arc::clone(job), extent: far, believed });
-                return self.work_on(job, near, believed);
+                self.offer(Task { job: Arc::clone(&job), extent: far, believed, stolen });
+                return self.work_on(Task { job, extent: near, believed, stolen });
             }
         };
         let found = prepared.node.filter(|_| !prepared.made_present);
-        if let Some(place) = self.shared.plan.belongs_elsewhere(self.home, believed, found) {
+        if let Some(place) = self.elsewhere(believed, found) {
+            // First let go of, then queued: an extent has one holder at a time.
             claim.hand_back();
-            return self.shared.send(place, Task { job: Arc::clone(job), extent: chunk, believed: found });
+            return self.send(place, Task { job, extent: chunk, believed: found, stolen });
         }
         if !claim.confirm() {
-            return claim.abandon();
+            return claim.hand_back();
         }
-        let home = self.shared.plan.homes().get(self.home);
-        let local = home.and_then(|home| locality(prepared.node, *home));
         match claim.perform(&prepared) {
-            Ok(pieces) => claim.settle(pieces, local),
+            Ok(pieces) => claim.settle(pieces, prepared.node),
             Err(cause) => claim.fail(cause),
         }
     }
 }
 
-/// The queues of one lane, as the machine wants to see them.
+/// A worker thread's own.
+pub(super) struct Worker {
+    pub(super) shared: Arc<Shared>,
+    pub(super) index: usize,
+    pub(super) home: Place,
+    pub(super) deques: Deques,
+    pub(super) grain: Cell<Grain>,
+}
+
+impl Worker {
+    /// Works until the pool closes or somebody else has taken over; gives its deques back, emptied.
+    pub(super) fn run(self) -> Deques {
+        while !self.shared.closing.load(Ordering::Acquire) && !self.shared.is_replaced(self.index) {
+            if let Some((task, origin)) = self.find().or_else(|| self.rest()) {
+                self.execute(task, origin);
+            }
+        }
+        for task in self.deques.iter().flat_map(|deque| std::iter::from_fn(|| deque.pop())) {
+            // Whoever has taken over finds it there; nobody does where the pool closes.
+            self.shared.send(self.home, task);
+        }
+        self.deques
+    }
+
+    fn rest(&self) -> Option<(Task, Origin)> {
+        let dormitory = self.shared.dormitories.get(self.home)?;
+        let rested = dormitory.sleep_unless(|| {
+            let leaving = self.shared.closing.load(Ordering::Acquire) || self.shared.is_replaced(self.index);
+            // `Ok` keeps the worker up; an empty answer of one that leaves ends the loop of `run`.
+            if leaving {
+                Ok(None)
+            } else {
+                self.find().map(Some).ok_or_else(|| self.shared.throttled_until())
+            }
+        });
+        let Rested::Found { what, owes_a_wake } = rested else { return None };
+        if owes_a_wake {
+            self.shared.wake_near(self.home);
+        }
+        what
+    }
+
+    /// What comes next: by priority, then by distance.
+    fn find(&self) -> Option<(Task, Origin)> {
+        let open = |priority: &Priority| *priority != Priority::Background || self.shared.background_may_go();
+        Priority::ALL.into_iter().filter(open).find_map(|priority| {
+            self.shared.plan.next(self.index, &mut LaneOf { worker: self, lane: priority as usize })
+        })
+    }
+
+    fn execute(&self, task: Task, origin: Origin) {
+        let Task { job, extent, believed, .. } = task;
+        if !job.is_running() {
+            return;
+        }
+        let stolen = matches!(origin, Origin::Robbed(_));
+        let background = job.priority() == Priority::Background;
+        let limit = if background { self.shared.longest_background_chunk() } else { None };
+        let mut grain = self.grain.get();
+        let chunk = extent.split_to_cell(grain.next(limit), |far| {
+            self.offer(Task { job: Arc::clone(&job), extent: far, believed, stolen });
+        });
+        if background {
+            self.shared.pay_for(chunk.len);
+        }
+        let begun = Instant::now();
+        run_caught(|| self.work_on(Task { job, extent: chunk, believed, stolen }));
+        grain.learn(chunk.len, begun.elapsed());
+        self.grain.set(grain);
+    }
+}
+
+impl Hands for Worker {
+    fn hand(&self, stolen: bool) -> Hand {
+        let node = self.shared.plan.homes().get(self.home).copied();
+        Hand { worker: self.index as u32, node, stolen }
+    }
+
+    /// Where a thief finds it last; wakes a helper.
+    fn offer(&self, task: Task) {
+        if let Some(deque) = self.deques.get(task.job.priority() as usize) {
+            deque.push(task);
+            self.shared.wake_near(self.home);
+        }
+    }
+
+    fn elsewhere(&self, believed: Option<NodeId>, found: Option<NodeId>) -> Option<Place> {
+        self.shared.plan.belongs_elsewhere(self.home, believed, found)
+    }
+
+    fn send(&self, place: Place, task: Task) {
+        self.shared.send(place, task);
+    }
+}
+
+/// A caller's own thread: does a small job, or every job of a service without workers, from end to end.
+pub(super) struct Caller {
+    node: Option<NodeId>,
+    tasks: RefCell<Vec<Task>>,
+}
+
+impl Caller {
+    /// Works on the tasks (the last one first) until none is left. Chunks of `most` bytes at most.
+    pub(super) fn work(node: Option<NodeId>, tasks: Vec<Task>, most: u64) {
+        let caller = Self { node, tasks: RefCell::new(tasks) };
+        let mut grain = Grain::new(most);
+        loop {
+            let task = caller.tasks.borrow_mut().pop();
+            let Some(Task { job, extent, believed, stolen }) = task else { return };
+            if !job.is_running() {
+                continue;
+            }
+            let chunk = extent.split_to_cell(grain.next(None), |far| {
+                caller.offer(Task { job: Arc::clone(&job), extent: far, believed, stolen });
+            });
+            let begun = Instant::now();
+            run_caught(|| caller.work_on(Task { job, extent: chunk, believed, stolen }));
+            grain.learn(chunk.len, begun.elapsed());
+        }
+    }
+}
+
+impl Hands for Caller {
+    fn hand(&self, stolen: bool) -> Hand {
+        Hand { worker: Hand::CALLER, node: self.node, stolen }
+    }
+
+    fn offer(&self, task: Task) {
+        self.tasks.borrow_mut().push(task);
+    }
+
+    fn elsewhere(&self, _believed: Option<NodeId>, _found: Option<NodeId>) -> Option<Place> {
+        None
+    }
+
+    fn send(&self, _place: Place, task: Task) {
+        self.offer(task);
+    }
+}
+
+/// A panic is caught where it cannot tear anything: the claim it drops has failed the job, and nothing else is
+/// shared mutably. (With `panic = "abort"` the process is gone, and with it every statement that a page is zero.)
+fn run_caught(work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!("a worker panicked; its job failed, the pool goes on");
+    }
+}
+
+/// The queues of one priority, as the machine wants to see them.
 struct LaneOf<'w> {
     worker: &'w Worker,
     lane: usize,

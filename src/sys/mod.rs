@@ -29,7 +29,7 @@ pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
 pub(crate) use populate::populate;
 pub(crate) use present::{Presence, Survey};
-pub(crate) use thread::{block_asynchronous_signals, use_normal_policy};
+pub(crate) use thread::{block_asynchronous_signals, thread_cpu_time, thread_id, use_normal_policy};
 
 use std::io;
 

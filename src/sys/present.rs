@@ -51,9 +51,17 @@ pub(crate) struct Survey {
     pub(crate) absent: Vec<Range<u64>>,
     /// All pages are there, in such a way that a store may go to them if their mapping lets it.
     all_plain: bool,
+    /// All pages are there, of whatever kind, and no userfaultfd write-protects one.
+    all_present: bool,
 }
 
 impl Survey {
+    /// Whether a store to any page waits for nobody: no page has to be had from the host, a file or a
+    /// userfaultfd's handler first. (What another thread or process changes afterwards is not covered.)
+    pub(crate) fn waits_for_nobody(&self) -> bool {
+        self.all_present
+    }
+
     fn add_absent(&mut self, range: Range<u64>) {
         match self.absent.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
@@ -107,7 +115,7 @@ impl Presence {
 fn scan(pagemap: &File, pages: Range<u64>) -> Option<Survey> {
     let mut found = [const { PageRegion::new() }; 64];
     let mut survey = Survey::default();
-    let (mut at, mut plain_up_to) = (pages.start, pages.start);
+    let (mut at, mut plain_up_to, mut present_up_to) = (pages.start, pages.start, pages.start);
     while at < pages.end {
         let mut scan = PmScan {
             size: size_of::<PmScan>() as u64,
@@ -131,6 +139,9 @@ fn scan(pagemap: &File, pages: Range<u64>) -> Option<Survey> {
             if region.start == plain_up_to && region.categories == PRESENT | WRITTEN {
                 plain_up_to = region.end;
             }
+            if region.start == present_up_to && region.categories & (PRESENT | WRITTEN) == PRESENT | WRITTEN {
+                present_up_to = region.end;
+            }
         }
         if scan.walk_end <= at {
             return None;
@@ -138,6 +149,7 @@ fn scan(pagemap: &File, pages: Range<u64>) -> Option<Survey> {
         at = scan.walk_end;
     }
     survey.all_plain = plain_up_to == pages.end;
+    survey.all_present = present_up_to == pages.end;
     Some(survey)
 }
 

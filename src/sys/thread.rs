@@ -1,6 +1,7 @@
 //! What a worker thread is to the operating system.
 
 use std::io;
+use std::time::Duration;
 
 /// Blocks the signals that are sent to a process and land on any of its threads: they are the VMM's. Those
 /// that a thread raises by its own doing stay as they are.
@@ -35,4 +36,23 @@ pub(crate) fn use_normal_policy() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// CPU time that the calling thread has used.
+pub(crate) fn thread_cpu_time() -> Duration {
+    // SAFETY: a timespec is two numbers, for which zeros are valid; the kernel writes to it and nothing else.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+        time
+    };
+    // Neither is negative, and there are less than 10^9 nanoseconds.
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// The calling thread's number in the system.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: gettid takes nothing, cannot fail and has no side effects.
+    let id = unsafe { libc::syscall(libc::SYS_gettid) };
+    id.unsigned_abs() as u32
 }

@@ -123,13 +123,14 @@ pub fn outcome_at(report: &Report, address: u64) -> &Outcome {
 }
 
 /// A service as a VMM builds it.
+/// A service whose workers do all jobs, small ones too.
 pub fn service() -> ZeroingService {
-    ZeroingService::builder().build().unwrap()
+    ZeroingService::builder().small_job(0).build().unwrap()
 }
 
 /// A service with this many workers at most (fewer where fewer CPUs are allowed), all on one node.
 pub fn service_with(workers: usize) -> ZeroingService {
-    ZeroingService::builder().topology(one_node()).workers_per_node(workers).build().unwrap()
+    ZeroingService::builder().topology(one_node()).workers_per_node(workers).small_job(0).build().unwrap()
 }
 
 /// The allowed CPUs on one node.
@@ -218,7 +219,7 @@ pub fn worker_threads() -> Vec<(u32, String)> {
             // A thread may end while we look.
             let name = std::fs::read_to_string(task.join("comm")).ok()?.trim().to_owned();
             let id = task.file_name()?.to_str()?.parse().ok()?;
-            name.starts_with("vmz-").then_some((id, name))
+            name.starts_with("vmz-n").then_some((id, name))
         })
         .collect()
 }

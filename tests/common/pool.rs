@@ -36,7 +36,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 pub fn service() -> ZeroingService {
-    ZeroingService::builder().build().unwrap()
+    ZeroingService::builder().small_job(0).build().unwrap()
 }
 
 /// The node whose memory the tests take.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::extent::Extent;
+use crate::topology::{NodeId, Topology};
 
 /// A topology with nodes of (id, CPUs, distances).
 fn topology(nodes: &[(u32, &str, &str)]) -> Topology {
@@ -35,6 +36,10 @@ fn three_nodes() -> Topology {
     topology(&[(0, "0-1", "10 30 20"), (2, "2-4", "30 10 25"), (4, "5", "20 25 10")])
 }
 
+fn plan_of(topology: &Topology, per_node: usize) -> Plan {
+    Plan::new(topology, &Plan::wanted(topology, per_node), Locality::PreferLocal)
+}
+
 /// Writes down where it was asked.
 struct Asked(Vec<String>);
 
@@ -59,7 +64,8 @@ impl Queues for Asked {
 
 #[test]
 fn own_then_node_then_siblings_then_nodes_by_distance() {
-    let plan = Plan::new(&three_nodes(), 8);
+    let nodes = [0, 0, 2, 2, 2, 4].map(NodeId);
+    let plan = Plan::new(&three_nodes(), &nodes, Locality::PreferLocal);
     assert_eq!(plan.homes(), [NodeId(0), NodeId(2), NodeId(4)]);
     assert_eq!(plan.workers(), [0, 0, 1, 1, 1, 2]);
     let asked = |worker| {
@@ -76,12 +82,20 @@ fn own_then_node_then_siblings_then_nodes_by_distance() {
     );
     assert_eq!(asked(5), "own, node 2, node 0, rob 0, rob 1, node 1, rob 2, rob 3, rob 4");
     assert_eq!(asked(6), "", "there is no such worker");
+
+    // Nobody else's, where locality is all.
+    let plan = Plan::new(&three_nodes(), &nodes, Locality::LocalOnly);
+    let mut asked = Asked(Vec::new());
+    assert_eq!(plan.next(3, &mut asked), None);
+    assert_eq!(asked.0.join(", "), "own, node 1, rob 4, rob 2");
+    assert_eq!(plan.partners(1), [1]);
 }
 
 #[test]
 fn workers_are_no_more_than_asked_for_or_than_cpus() {
-    assert_eq!(Plan::new(&three_nodes(), 2).workers(), [0, 0, 1, 1, 2]);
-    assert_eq!(Plan::new(&three_nodes(), 1).workers(), [0, 1, 2]);
+    assert_eq!(plan_of(&three_nodes(), 2).workers(), [0, 1, 2, 0, 1]);
+    assert_eq!(plan_of(&three_nodes(), 1).workers(), [0, 1, 2]);
+    assert!(plan_of(&three_nodes(), 0).workers().is_empty());
 }
 
 #[test]
@@ -89,15 +103,28 @@ fn memory_without_cpus_is_served_by_the_nearest_cpus() {
     // The way from node 1 to node 8 is short, the way back is said to be long; the CPU is what walks it.
     let nodes =
         [(0, "0", "10 20 15 40"), (1, "1", "20 10 40 11"), (7, "", "15 40 10 20"), (8, "", "12 40 20 10")];
-    let plan = Plan::new(&topology(&nodes), 8);
+    let plan = plan_of(&topology(&nodes), 8);
     assert_eq!(plan.homes(), [NodeId(0), NodeId(1)]);
     assert_eq!([0, 1, 7, 8].map(|id| plan.place_for(NodeId(id))), [0, 1, 0, 1]);
     assert_eq!(plan.place_for(NodeId(99)), 0, "an unknown node");
 }
 
+/// A host that starts some of the workers only: each node's memory is served by the nearest that there are.
+#[test]
+fn nodes_left_without_a_worker_are_served_all_the_same() {
+    let wanted = Plan::wanted(&three_nodes(), 8);
+    assert_eq!(wanted, [0, 2, 4, 0, 2, 2].map(NodeId));
+    let plan = Plan::new(&three_nodes(), &wanted[..1], Locality::LocalOnly);
+    assert_eq!([0, 2, 4].map(|id| plan.place_for(NodeId(id))), [0, 0, 0]);
+    let plan = Plan::new(&three_nodes(), &wanted[..2], Locality::LocalOnly);
+    assert_eq!([0, 2, 4].map(|id| plan.place_for(NodeId(id))), [0, 1, 0], "node 4 is nearer to node 0");
+    let nobody = Plan::new(&three_nodes(), &[], Locality::PreferLocal);
+    assert!(nobody.homes().is_empty() && nobody.partners(0).is_empty());
+}
+
 #[test]
 fn a_misplaced_chunk_is_sent_once() {
-    let plan = Plan::new(&three_nodes(), 8);
+    let plan = plan_of(&three_nodes(), 8);
     let elsewhere = |home, believed: Option<u32>, found: Option<u32>| {
         plan.belongs_elsewhere(home, believed.map(NodeId), found.map(NodeId))
     };
@@ -151,7 +178,7 @@ proptest! {
         turns in prop::collection::vec(0usize..6, 1..200),
         salt in any::<u64>(),
     ) {
-        let plan = Plan::new(&three_nodes(), 8);
+        let plan = plan_of(&three_nodes(), 8);
         let nodes = [NodeId(0), NodeId(2), NodeId(4)];
         let mut model = Model {
             injectors: vec![VecDeque::new(); plan.homes().len()],
@@ -170,7 +197,7 @@ proptest! {
         let mut idle = 0;
         for worker in turns.into_iter().chain(rest) {
             model.own = worker;
-            let Some(task) = plan.next(worker, &mut model) else {
+            let Some((task, _)) = plan.next(worker, &mut model) else {
                 idle += 1;
                 if idle > plan.workers().len() {
                     break;

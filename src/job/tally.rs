@@ -1,0 +1,177 @@
+//! Who holds which chunk, and whether the job may end. Pure: no threads, no clocks; its owner keeps it under
+//! a lock. The same file runs under `loom`.
+//!
+//! A chunk is *claimed* (it is being prepared, which may take for ever), *confirmed* (it is being stored to,
+//! which ends within a chunk) and *closed*. The job ends once: when no byte is left; or, after it was told to
+//! stop, when nobody holds a claim; or over the heads of workers that prepare and do not come back, never
+//! over one that stores. What such a worker then confirms is refused: no store follows the end.
+
+use crate::extent::Extent;
+
+/// A chunk in a worker's hands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) extent: Extent,
+    /// Whose hands.
+    pub(crate) worker: u32,
+    storing: bool,
+}
+
+/// What is left of a job, and in whose hands.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    /// Bytes that nobody has finished with.
+    left: u64,
+    held: Vec<Held>,
+    stopping: bool,
+    ended: bool,
+}
+
+impl Tally {
+    pub(crate) fn new(total: u64) -> Self {
+        Self { left: total, held: Vec::new(), stopping: false, ended: false }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes a chunk; refused once the job is stopping or over.
+    pub(crate) fn claim(&mut self, extent: Extent, worker: u32) -> bool {
+        let open = !self.ended && !self.stopping;
+        if open {
+            self.held.push(Held { extent, worker, storing: false });
+        }
+        open
+    }
+
+    /// May the holder store? Asked after preparing, which may have taken long.
+    pub(crate) fn confirm(&mut self, extent: Extent) -> bool {
+        if self.ended || self.stopping {
+            return false;
+        }
+        match self.held.iter_mut().find(|held| held.extent == extent) {
+            Some(held) => held.storing = true,
+            None => return false,
+        }
+        true
+    }
+
+    /// The holder lets go; `finished`: these bytes are dealt with. Says whether the job still counted on it:
+    /// if not, whatever the holder has to tell comes too late.
+    pub(crate) fn close(&mut self, extent: Extent, finished: bool) -> bool {
+        if self.ended {
+            return false;
+        }
+        let Some(index) = self.held.iter().position(|held| held.extent == extent) else { return false };
+        self.held.swap_remove(index);
+        if finished {
+            self.left = self.left.saturating_sub(extent.len);
+        }
+        true
+    }
+
+    /// No claim and no store begins from here on.
+    pub(crate) fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Whether the end has come by itself.
+    pub(crate) fn is_due(&self) -> bool {
+        !self.ended && (self.left == 0 || self.stopping && self.held.is_empty())
+    }
+
+    /// Whether the end may be had over the heads of those who hold something.
+    pub(crate) fn may_end_over_heads(&self) -> bool {
+        !self.ended && self.stopping && self.held.iter().all(|held| !held.storing)
+    }
+
+    /// The end: what is still held. `None` if it had come before.
+    pub(crate) fn end(&mut self) -> Option<Vec<Held>> {
+        if std::mem::replace(&mut self.ended, true) {
+            return None;
+        }
+        Some(std::mem::take(&mut self.held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chunk(number: u64) -> Extent {
+        Extent { region: 0, start: number * 10, len: 10 }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Claim(u64),
+        Confirm(u64),
+        HandBack(u64),
+        Finish(u64),
+        Stop,
+        End,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let number = 0u64..5;
+        prop_oneof![
+            4 => number.clone().prop_map(Step::Claim),
+            4 => number.clone().prop_map(Step::Confirm),
+            1 => number.clone().prop_map(Step::HandBack),
+            4 => number.prop_map(Step::Finish),
+            1 => Just(Step::Stop),
+            2 => Just(Step::End),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: nobody stores after the end, and the end comes once.
+        #[test]
+        fn no_store_after_the_end(steps in prop::collection::vec(step(), 0..60)) {
+            let mut tally = Tally::new(50);
+            // What a naive book-keeper knows: 0 not begun, 1 claimed, 2 storing, 3 finished.
+            let (mut phases, mut stopping, mut ends) = ([0; 5], false, 0);
+            for step in steps {
+                match step {
+                    Step::Claim(at) if phases[at as usize] == 0 => {
+                        let granted = tally.claim(chunk(at), at as u32);
+                        prop_assert_eq!(granted, !stopping && ends == 0);
+                        phases[at as usize] = u8::from(granted);
+                    }
+                    Step::Confirm(at) if phases[at as usize] == 1 => {
+                        let granted = tally.confirm(chunk(at));
+                        prop_assert_eq!(granted, !stopping && ends == 0);
+                        phases[at as usize] += u8::from(granted);
+                    }
+                    Step::HandBack(at) if phases[at as usize] == 1 => {
+                        prop_assert_eq!(tally.close(chunk(at), false), ends == 0);
+                        phases[at as usize] = 0;
+                    }
+                    Step::Finish(at) if (1..3).contains(&phases[at as usize]) => {
+                        prop_assert!(phases[at as usize] == 1 || ends == 0, "a store after the end");
+                        prop_assert_eq!(tally.close(chunk(at), true), ends == 0);
+                        phases[at as usize] = 3;
+                    }
+                    Step::Stop => {
+                        tally.stop();
+                        stopping = true;
+                    }
+                    Step::End if tally.is_due() || tally.may_end_over_heads() => {
+                        prop_assert!(!phases.contains(&2), "ended over a store");
+                        prop_assert!(stopping || phases == [3; 5], "ended too early");
+                        prop_assert!(tally.end().is_some());
+                        ends += 1;
+                    }
+                    Step::End => prop_assert!(ends == 1 || !stopping || phases.contains(&2), "may not end"),
+                    _ => {}
+                }
+                prop_assert!(ends <= 1);
+                prop_assert_eq!(tally.has_ended(), ends == 1);
+            }
+            prop_assert_eq!(tally.end().is_some(), ends == 0);
+        }
+    }
+}

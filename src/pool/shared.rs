@@ -1,0 +1,129 @@
+//! What the workers share: queues, beds, the plan, and the rate of background work.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crossbeam::deque::{Injector, Steal, Stealer};
+
+use super::machine::{Place, Plan, Throttle};
+use super::sleep::Dormitory;
+use super::{LANES, Task};
+use crate::job::lock;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) plan: Plan,
+    /// A queue for each place and priority.
+    pub(super) injectors: Vec<[Injector<Task>; LANES]>,
+    /// The far ends of the deques of each number a worker may have: those that began, then their stand-ins.
+    pub(super) stealers: Vec<[Stealer<Task>; LANES]>,
+    pub(super) dormitories: Vec<Dormitory>,
+    /// Who was stuck and is to leave when it comes back, by the worker's number.
+    replaced: Vec<AtomicBool>,
+    pub(super) closing: AtomicBool,
+    throttle: Mutex<Throttle>,
+    /// Whether there is a rate at all, to be read without the lock.
+    throttled: AtomicBool,
+    began: Instant,
+}
+
+impl Shared {
+    pub(super) fn new(plan: Plan, stealers: Vec<[Stealer<Task>; LANES]>, rate: Option<u64>) -> Self {
+        let places = plan.homes().len();
+        Self {
+            injectors: (0..places).map(|_| std::array::from_fn(|_| Injector::new())).collect(),
+            dormitories: (0..places).map(|_| Dormitory::default()).collect(),
+            replaced: stealers.iter().map(|_| AtomicBool::new(false)).collect(),
+            stealers,
+            plan,
+            closing: AtomicBool::new(false),
+            throttle: Mutex::new(Throttle::new(rate)),
+            throttled: AtomicBool::new(rate.is_some()),
+            began: Instant::now(),
+        }
+    }
+
+    /// Queues a task at a place and wakes somebody for it.
+    pub(super) fn send(&self, place: Place, task: Task) {
+        let lane = task.job.priority() as usize;
+        if let Some(injector) = self.injectors.get(place).and_then(|lanes| lanes.get(lane)) {
+            injector.push(task);
+            self.wake_near(place);
+        }
+    }
+
+    /// Wakes the nearest sleeper, if anybody sleeps.
+    pub(super) fn wake_near(&self, place: Place) {
+        let near = self.plan.partners(place).iter().filter_map(|place| self.dormitories.get(*place));
+        for dormitory in near {
+            if dormitory.wake_one() {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn wake_all(&self) {
+        self.dormitories.iter().for_each(Dormitory::wake_all);
+    }
+
+    pub(super) fn is_replaced(&self, worker: usize) -> bool {
+        self.replaced.get(worker).is_some_and(|replaced| replaced.load(Ordering::Acquire))
+    }
+
+    /// Says that a worker is to leave when it comes back; `false` if that was said before.
+    pub(super) fn set_replaced(&self, worker: usize, replaced: bool) -> bool {
+        self.replaced.get(worker).is_some_and(|known| known.swap(replaced, Ordering::AcqRel) != replaced)
+    }
+
+    pub(super) fn background_rate(&self) -> Option<u64> {
+        lock(&self.throttle).rate()
+    }
+
+    pub(super) fn set_background_rate(&self, rate: Option<u64>) {
+        lock(&self.throttle).set_rate(rate, self.began.elapsed());
+        self.throttled.store(rate.is_some(), Ordering::Release);
+        self.wake_all();
+    }
+
+    /// Whether a background chunk may begin.
+    pub(super) fn background_may_go(&self) -> bool {
+        !self.throttled.load(Ordering::Acquire) || lock(&self.throttle).ask(self.began.elapsed()).is_ok()
+    }
+
+    /// When a background chunk may begin, if that is not now.
+    pub(super) fn throttled_until(&self) -> Option<Instant> {
+        if !self.throttled.load(Ordering::Acquire) {
+            return None;
+        }
+        let until = lock(&self.throttle).ask(self.began.elapsed()).err()??;
+        self.began.checked_add(until)
+    }
+
+    pub(super) fn longest_background_chunk(&self) -> Option<u64> {
+        if self.throttled.load(Ordering::Acquire) { lock(&self.throttle).longest_chunk() } else { None }
+    }
+
+    pub(super) fn pay_for(&self, bytes: u64) {
+        if self.throttled.load(Ordering::Acquire) {
+            lock(&self.throttle).pay(bytes, self.began.elapsed());
+        }
+    }
+
+    /// Lets go of what is still queued, and so of the jobs.
+    pub(super) fn drain(&self) {
+        self.injectors.iter().flatten().for_each(|queue| while persist(|| queue.steal()).is_some() {});
+        self.stealers.iter().flatten().for_each(|deque| while persist(|| deque.steal()).is_some() {});
+    }
+}
+
+/// Takes from a queue, again while another thief is in the way.
+pub(super) fn persist(mut steal: impl FnMut() -> Steal<Task>) -> Option<Task> {
+    loop {
+        match steal() {
+            Steal::Success(task) => return Some(task),
+            Steal::Empty => return None,
+            Steal::Retry => std::hint::spin_loop(),
+        }
+    }
+}

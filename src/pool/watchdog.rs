@@ -1,0 +1,89 @@
+//! Who looks after jobs that nobody waits for: deadlines, and workers that are stuck in a page fault.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use crate::job::{JobCore, Warden, lock};
+
+/// What the watchdog thread is to look at. Its jobs know it as their [`Warden`].
+#[derive(Debug, Default)]
+pub(crate) struct Watchdog {
+    watch: Mutex<Watch>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Watch {
+    /// When to look at which job; in no order.
+    appointments: Vec<(Instant, Weak<JobCore>)>,
+    /// How many there may be before those of jobs that are gone are struck out.
+    tidy_at: usize,
+    /// Workers that jobs ended without.
+    left_behind: Vec<u32>,
+    closing: bool,
+}
+
+impl Warden for Watchdog {
+    fn look_at(&self, job: Weak<JobCore>, when: Instant) {
+        let mut watch = lock(&self.watch);
+        let earliest = watch.earliest().is_none_or(|earliest| when < earliest);
+        watch.appointments.push((when, job));
+        if watch.appointments.len() > watch.tidy_at {
+            watch.appointments.retain(|(_, job)| job.strong_count() > 0);
+            watch.tidy_at = 2 * watch.appointments.len() + 64;
+        }
+        drop(watch);
+        if earliest {
+            self.bell.notify_one();
+        }
+    }
+
+    fn left_behind(&self, workers: &[u32]) {
+        lock(&self.watch).left_behind.extend(workers);
+        self.bell.notify_one();
+    }
+}
+
+impl Watch {
+    fn earliest(&self) -> Option<Instant> {
+        self.appointments.iter().map(|(when, _)| *when).min()
+    }
+}
+
+impl Watchdog {
+    /// Keeps watch until [`close`](Self::close); calls `replace` for each worker that a job ended without.
+    pub(crate) fn keep(&self, mut replace: impl FnMut(u32)) {
+        let mut watch = lock(&self.watch);
+        while !watch.closing {
+            let now = Instant::now();
+            let stuck = std::mem::take(&mut watch.left_behind);
+            let (due, later): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut watch.appointments).into_iter().partition(|(when, _)| *when <= now);
+            watch.appointments = later;
+            if stuck.is_empty() && due.is_empty() {
+                watch = match watch.earliest() {
+                    None => self.bell.wait(watch).unwrap_or_else(PoisonError::into_inner),
+                    Some(when) => {
+                        let timeout = when.saturating_duration_since(now);
+                        self.bell.wait_timeout(watch, timeout).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
+                continue;
+            }
+            drop(watch);
+            stuck.into_iter().for_each(&mut replace);
+            for job in due.into_iter().filter_map(|(_, job)| job.upgrade()) {
+                if let Some(when) = job.tend(now) {
+                    self.look_at(Arc::downgrade(&job), when);
+                }
+            }
+            watch = lock(&self.watch);
+        }
+    }
+
+    /// Lets `keep` return.
+    pub(crate) fn close(&self) {
+        lock(&self.watch).closing = true;
+        self.bell.notify_one();
+    }
+}
