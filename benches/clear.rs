@@ -8,13 +8,13 @@
 //! - `auto/cold/SIZE`: the same by the rule, with `Reuse::Cold`.
 //! - `auto/hot/SIZE`: memory that this core's caches hold, by the rule, with `Reuse::Soon`.
 //!
-//! Cold pieces lie one after the other in a ring of twice the last cache that the CPU shows (128 MiB at least, so
-//! that there is more than one piece of each size; 256 MiB at most, because a shown cache may be a whole
-//! host's). Each time round, all of it is filled with 0xA5 by non-temporal stores, which leave no line in any cache
-//! even where the ring is the smaller of the two; nothing is cleared that is zero already. Hot pieces are
-//! filled by ordinary stores right before. No filling is in the time.
+//! Cold pieces lie one after the other in a ring of twice the last cache the CPU shows: 128 MiB at least,
+//! for two pieces of the largest size, and 256 MiB at most, because a shown cache may be a whole host's. Each
+//! time round it is filled with 0xA5 by non-temporal stores, which leave no line in any cache, even where the
+//! ring is the smaller of the two; nothing is cleared that is zero already. Hot pieces are filled by
+//! ordinary stores right before. No filling is in the time.
 //!
-//! `cargo bench --bench clear`, under three minutes; `cargo bench --bench clear -- 'clzero|auto'` for some of it.
+//! `cargo bench --bench clear`, under three minutes; with `-- 'clzero|auto'` only what matches.
 //! Without `--bench` (`cargo test --benches`) each runs once, the largest pieces left out.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
@@ -124,7 +124,7 @@ mod cold_and_hot {
     impl Ring {
         fn new(memory: Memory) -> Self {
             let Memory { guest, start, len, .. } = memory;
-            // SAFETY: the guest memory keeps it mapped and writable, and here it is seen by raw pointers only.
+            // SAFETY: the guest memory keeps it mapped and writable, and it is seen by raw pointers only.
             let range = unsafe { HostRange::new(start as *mut u8, len, guest) }.unwrap();
             Self { range, start, len, next: len }
         }

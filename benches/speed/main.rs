@@ -3,8 +3,8 @@
 //! A plain program and not criterion: criterion measures one contestant after the other, for seconds each,
 //! and what a virtual machine's neighbours take meanwhile would land on one side of a ratio. Here all
 //! contestants of a table take turns within every round, each on memory freshly filled with 0xA5 around
-//! the caches, and every result is read back. Ratios are medians of the rounds' own ratios. What a change did to
-//! one kernel is the business of `clear`, the other bench, which criterion does.
+//! the caches, and every result is read back. Ratios are medians of the rounds' own ratios.
+//! What a change did to one kernel is the business of `clear`, the other bench, which criterion does.
 //!
 //! `cargo bench --bench speed`. Without `--bench` (`cargo test --benches`) it is a short rehearsal.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
