@@ -1,5 +1,5 @@
-//! The bare stores: a `Clearer` zeroes the part it is given and no other byte, by the method that it names, or
-//! refuses and touches nothing.
+//! The bare stores: a `Clearer` zeroes the part it is given and no other byte, by the method that it names,
+//! or refuses and touches nothing.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 mod common;
@@ -154,8 +154,8 @@ fn unmeasured_it_is_the_rule() {
     }
 }
 
-/// An override holds for its lengths (from half of the least class to half of the one beyond the last), for its
-/// reuse, and however many clear.
+/// An override holds for its lengths (from half of the least class to half of the one beyond the last), for
+/// its reuse, and however many clear.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn what_a_calibration_says_holds_for_its_lengths() {

@@ -1,9 +1,9 @@
 //! A method zeroes the part it was given and nothing else, whatever was there before; a part that leaves its
 //! range is refused and nothing is stored.
 //!
-//! Input: one byte for the method (after the last of them: the choice by rule), one of flags (bit 0: read soon;
-//! bit 1: offset and length are folded into the range), offset and length (8 bytes each, little-endian), then
-//! what the memory holds, over and over.
+//! Input: one byte for the method (after the last of them: the choice by rule), one of flags (bit 0: read
+//! soon; bit 1: offset and length are folded into the range), offset and length (8 bytes each,
+//! little-endian), then what the memory holds, over and over.
 //!
 //! AddressSanitizer does not see stores made in assembly. What goes astray is found by comparing every byte
 //! around the part, and by the pages on both sides that nobody may touch.
@@ -110,8 +110,8 @@ struct Memory {
 impl Memory {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice, whose inner pages are then opened. It is
-        // never unmapped, and nobody holds a reference to its bytes.
+        // SAFETY: a new mapping at an address of the kernel's choice, whose inner pages are then opened. It
+        // is never unmapped, and nobody holds a reference to its bytes.
         unsafe {
             let whole = libc::mmap(std::ptr::null_mut(), SEEN + 2 * PAGE, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(whole, libc::MAP_FAILED);
