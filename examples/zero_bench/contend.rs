@@ -185,8 +185,8 @@ impl Contend {
             return text + "\nNo reader beside them: there is one CPU, which they would share by turns.";
         };
         text += &format!(
-            "\nA reader of lines that each name the next, alone and while {} clear(s) on other CPUs: ns a load, \
-             and times the load alone\n{}",
+            "\nA reader of lines that each name the next, alone and while others clear ({} threads, on other CPUs): \
+             ns a load, and times the load alone\n{}",
             first.clearing_threads,
             tables::readers(self)
         );

@@ -78,7 +78,7 @@ impl Gate {
         let mut turns = 0_u32;
         while self.missing.load(Ordering::Acquire) != 0 {
             turns += 1;
-            if turns % 256 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if turns.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 }

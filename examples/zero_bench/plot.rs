@@ -12,8 +12,11 @@ use crate::sizes::show;
 
 /// In pixels: the whole, and what of it belongs to the legend.
 const SIZE: (u32, u32) = (1280, 760);
-const LEGEND: u32 = 250;
+const LEGEND: u32 = 210;
 const TITLE: u32 = 64;
+
+/// How far neighbours of the same size stand apart: so many doublings.
+const ASIDE: f64 = 0.04;
 
 const FONT: &str = "sans-serif";
 
@@ -51,6 +54,7 @@ struct Series<'a> {
     name: &'a str,
     colour: RGBAColor,
     stroke: Stroke,
+    /// Where it is drawn and what.
     points: Vec<(f64, &'a Line)>,
 }
 
@@ -83,6 +87,11 @@ fn series(data: &Memset) -> Vec<Series<'_>> {
     }
     // Wide ones first: the others are drawn on them.
     all.sort_by_key(|series| series.stroke != Stroke::Wide);
+    // A little aside, so that bars of the same size stand beside each other.
+    let middle = all.len() as f64 / 2.0;
+    for (index, series) in all.iter_mut().enumerate().filter(|(_, series)| series.stroke != Stroke::Wide) {
+        series.points.iter_mut().for_each(|(at, _)| *at *= ((index as f64 - middle) * ASIDE).exp2());
+    }
     all
 }
 
@@ -121,8 +130,8 @@ fn draw_to(text: &mut String, data: &Memset, machine: &Machine) -> Result<(), Bo
     ))?;
     title.draw(&Text::new(
         format!(
-            "{}, Linux {}, {}; mean of {} runs, bars: standard deviation",
-            machine.cpu, machine.kernel, machine.libc, data.runs
+            "{} family {} model {}, Linux {}, {}; mean of {} runs, bars: standard deviation",
+            machine.cpu, machine.family, machine.model, machine.kernel, machine.libc, data.runs
         ),
         (20, 40),
         (FONT, 14).into_font().color(&BLACK.mix(0.7)),
@@ -151,6 +160,7 @@ fn draw_to(text: &mut String, data: &Memset, machine: &Machine) -> Result<(), Bo
         .x_labels(24)
         .x_label_formatter(&|bytes| show(bytes.round() as u64))
         .x_desc("bytes cleared in a call")
+        .y_label_formatter(&|rate| if top > 10.0 { format!("{rate:.0}") } else { format!("{rate:.1}") })
         .y_desc("GB/s (10^9 bytes a second)")
         .label_style((FONT, 13))
         .axis_desc_style((FONT, 15))
@@ -169,13 +179,10 @@ fn draw_to(text: &mut String, data: &Memset, machine: &Machine) -> Result<(), Bo
         ))?;
         // To the side where there is room.
         let right = (at / from).ln() < 0.6 * (to / from).ln();
-        let (side, label) = if right {
-            (HPos::Left, format!(" {}", mark.label))
-        } else {
-            (HPos::Right, format!("{} ", mark.label))
-        };
+        let (side, aside) = if right { (HPos::Left, 5) } else { (HPos::Right, -5) };
         let style = (FONT, 13).into_font().color(&mark.colour).pos(Pos::new(side, VPos::Center));
-        chart.draw_series([Text::new(label, (at, height), style)])?;
+        let label = EmptyElement::at((at, height)) + Text::new(mark.label.clone(), (aside, 0), style);
+        chart.draw_series([label])?;
     }
     for series in &series {
         let points = series.points.iter().map(|(at, line)| (*at, line.gb_per_s.mean));

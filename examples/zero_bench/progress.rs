@@ -17,11 +17,6 @@ impl Progress {
         Self { bar: ProgressBar::with_draw_target(Some(readings as u64), target).with_style(style) }
     }
 
-    #[cfg(test)]
-    pub fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden() }
-    }
-
     /// Says what goes on now.
     pub fn say(&self, text: impl Into<String>) {
         self.bar.set_message(text.into());

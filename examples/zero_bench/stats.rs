@@ -53,7 +53,7 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     match (sorted.get(middle), middle.checked_sub(1).and_then(|below| sorted.get(below))) {
-        (Some(upper), Some(lower)) if sorted.len() % 2 == 0 => (lower + upper) / 2.0,
+        (Some(upper), Some(lower)) if sorted.len().is_multiple_of(2) => (lower + upper) / 2.0,
         (Some(only), _) => *only,
         (None, _) => 0.0,
     }

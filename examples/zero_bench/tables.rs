@@ -156,11 +156,11 @@ pub fn readers(data: &Contend) -> String {
     table.to_string()
 }
 
-/// Choices down: for whom, from which length, which method, how fast, why, and what was measured.
+/// Choices down: for whom, from which length, which method, how fast, and why, with the three fastest.
 pub fn choices_of(calibration: &Calibration, width: u16) -> String {
-    let mut table = table(["for", "from", "method", "GB/s", "why", "measured, GB/s"]);
+    let mut table = table(["for", "from", "method", "GB/s", "why (GB/s of the fastest)"]);
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
-    for column in [2, 4, 5] {
+    for column in [2, 4] {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Left);
         }
@@ -168,15 +168,18 @@ pub fn choices_of(calibration: &Calibration, width: u16) -> String {
     let mut before = String::new();
     for choice in calibration.choices() {
         let situation = situation(choice.reuse, choice.concurrency, calibration.workers());
-        let measured: Vec<String> =
-            choice.measured.iter().map(|of| format!("{} {:.1}", of.method, of.gb_per_s)).collect();
+        let fastest = choice.measured.iter().take(3);
+        let fastest: Vec<String> = fastest.map(|of| format!("{} {:.1}", of.method, of.gb_per_s)).collect();
+        let reason = match fastest.as_slice() {
+            [] => choice.reason.to_string(),
+            fastest => format!("{} ({})", choice.reason, fastest.join(", ")),
+        };
         table.add_row([
             if situation == before { String::new() } else { situation.clone() },
             show(choice.from_bytes),
             choice.method.to_string(),
             choice.gb_per_s.map_or("-".to_owned(), |rate| format!("{rate:.1}")),
-            choice.reason.to_string(),
-            measured.join(", "),
+            reason,
         ]);
         before = situation;
     }
