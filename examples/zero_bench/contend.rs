@@ -174,8 +174,8 @@ fn reader(
 impl Contend {
     pub fn show(&self, width: u16) -> String {
         let mut text = format!(
-            "cold memory on {}, calls of {}, {} runs; GB/s (10^9 bytes a second) of all threads, mean ± standard \
-             deviation, and of each\n{}",
+            "cold memory on {}, calls of {}, runs: {}\n\
+             GB/s (10^9 bytes a second): mean ± standard deviation of all threads together, and of each\n{}",
             self.page_size,
             show(self.call_bytes),
             self.runs,
@@ -185,8 +185,8 @@ impl Contend {
             return text + "\nNo reader beside them: there is one CPU, which they would share by turns.";
         };
         text += &format!(
-            "\nA reader of lines that each name the next, alone and while others clear ({} threads, on other CPUs): \
-             ns a load, and times the load alone\n{}",
+            "\nA reader of lines that each name the next, alone and beside others that clear (threads: {})\n\
+             ns of its CPU time a load: mean ± standard deviation, and times as long as alone\n{}",
             first.clearing_threads,
             tables::readers(self)
         );
@@ -201,7 +201,7 @@ impl Contend {
                 if slowdowns.is_empty() { "-".to_owned() } else { format!("{:.2}x", median(&slowdowns)) }
             };
             text += &format!(
-                "\nreader of {}: slowed {} by cached stores, {} by non-temporal ones (medians of the methods)",
+                "\nreader of {}: {} as long beside cached stores, {} beside non-temporal ones (medians)",
                 show(reader.buffer_bytes),
                 of(false),
                 of(true)

@@ -148,8 +148,9 @@ impl Memset {
     pub fn show(&self, width: u16) -> String {
         let share = self.huge_share.map_or(String::new(), |share| format!(" ({:.0} % of it)", share * 100.0));
         format!(
-            "{} memory on {}{share}, threads: {}, {} runs; GB/s (10^9 bytes a second) mean ± standard deviation, \
-             and times {}\n{}\nThe best single method, and what Auto took and reached of it\n{}",
+            "{} memory on {}{share}, threads: {}, runs: {}\n\
+             GB/s (10^9 bytes a second): mean ± standard deviation, and times as fast as {}\n{}\n\
+             Medians: the best single method and its GB/s; what Auto took, and how much of the best it reached\n{}",
             self.state,
             self.page_size,
             self.threads,

@@ -31,7 +31,7 @@ pub struct OfPages {
     pub huge_share: Option<f64>,
     /// Bytes cleared in a reading.
     pub bytes: u64,
-    /// What a thread asks the kernel to populate at a time.
+    /// What a thread asks the kernel for at a time.
     pub chunk_bytes: u64,
     /// The kernel's ways, then the service.
     pub lines: Vec<Line>,
@@ -233,10 +233,10 @@ impl Mmap {
             let share =
                 pages.huge_share.map_or(String::new(), |share| format!(", {:.0} % huge", share * 100.0));
             let chunk = show(pages.chunk_bytes);
-            format!("{}: {} a reading, populated {chunk} a call{share}", pages.page_size, show(pages.bytes))
+            format!("{}: {} a reading, {chunk} a call{share}", pages.page_size, show(pages.bytes))
         });
         format!(
-            "{} runs; GB/s (10^9 bytes a second) mean ± standard deviation; ratio to the first line\n{}\n{}",
+            "runs: {}; GB/s (10^9 bytes a second): mean ± standard deviation\n{}\n{}",
             self.runs,
             each.collect::<Vec<_>>().join("\n"),
             tables::mmap(self)

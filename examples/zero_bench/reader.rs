@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use crate::contestant::Contestant;
 use crate::measure::{Gate, ReadingError, Shape, from_first_to_last, gb_per_s, on_threads};
-use crate::raw::{Memory, pin};
+use crate::raw::{Memory, pin, thread_cpu_time};
 
 /// What he does before he looks whether it is over.
 const LOADS: u64 = 1024;
 
 /// How long he is timed alone.
 const ALONE: Duration = Duration::from_millis(10);
+
+/// A page, as far as address translation goes: the reader is to wait for caches, not for page tables.
+const PAGE_LINES: usize = 64;
 
 /// Lines that each name the next one, in an order that no prefetcher foresees.
 #[derive(Debug)]
@@ -27,18 +30,23 @@ struct Line {
 }
 
 impl Chain {
-    /// All lines of `bytes` bytes, one cycle (Sattolo's shuffle, the same each time).
+    /// All lines of `bytes` bytes, one cycle: page after page in a random order (the same each time), and in each
+    /// page its lines in one.
     pub fn new(bytes: u64) -> Self {
         let count = (bytes / 64).clamp(2, u64::from(u32::MAX)) as u32;
-        let mut order: Vec<u32> = (0..count).collect();
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        for index in (1..order.len()).rev() {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            order.swap(index, (state % index as u64) as usize);
+        let mut order: Vec<u32> = (0..count).collect();
+        let mut pages: Vec<&mut [u32]> = order.chunks_mut(PAGE_LINES).collect();
+        pages.iter_mut().for_each(|page| shuffle(page, &mut state));
+        shuffle(&mut pages, &mut state);
+        let order: Vec<u32> = pages.iter().flat_map(|page| page.iter().copied()).collect();
+        let mut lines = vec![Line { next: 0 }; order.len()];
+        for (from, to) in order.iter().zip(order.iter().cycle().skip(1)) {
+            if let Some(line) = lines.get_mut(*from as usize) {
+                line.next = *to;
+            }
         }
-        Self { lines: order.into_iter().map(|next| Line { next }).collect() }
+        Self { lines: lines.into() }
     }
 
     /// So many loads, each of which needs the one before; where they end.
@@ -54,17 +62,27 @@ impl Chain {
         self.walk(0, 2 * self.lines.len() as u64);
     }
 
-    /// Walks until `over`; nanoseconds a load.
+    /// Walks until `over`; nanoseconds of CPU time a load, so that other work on this CPU does not count.
     fn timed(&self, over: impl Fn() -> bool) -> f64 {
         let (mut at, mut loads) = (0, 0);
-        let start = Instant::now();
+        let start = thread_cpu_time();
         loop {
             at = self.walk(at, LOADS);
             loads += LOADS;
             if over() {
-                return start.elapsed().as_secs_f64() * 1e9 / loads as f64;
+                return (thread_cpu_time() - start).as_secs_f64() * 1e9 / loads as f64;
             }
         }
+    }
+}
+
+/// Fisher and Yates's, by a generator with a fixed start.
+fn shuffle<T>(items: &mut [T], state: &mut u64) {
+    for index in (1..items.len()).rev() {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        items.swap(index, (*state % (index as u64 + 1)) as usize);
     }
 }
 
@@ -129,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_chain_is_one_cycle_over_all_its_lines() {
-        for bytes in [128, 192, 4096, 100 << 10] {
+        for bytes in [128, 192, 4096, 4160, 100 << 10] {
             let chain = Chain::new(bytes);
             let count = bytes / 64;
             assert_eq!(chain.lines.len() as u64, count);

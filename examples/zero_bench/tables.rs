@@ -61,8 +61,8 @@ pub fn choices(data: &Memset) -> String {
     let kinds = [
         (Kind::Auto, "Auto"),
         (Kind::Calibrated, "calibrated"),
-        (Kind::AutoWrongHint, "Auto, wrong hint"),
-        (Kind::CalibratedWrongHint, "calibrated, wrong"),
+        (Kind::AutoWrongHint, "Auto,\nwrong hint"),
+        (Kind::CalibratedWrongHint, "calibrated,\nwrong hint"),
     ];
     let mut header = vec!["size", "best"];
     header.extend(kinds.map(|(_, name)| name));
