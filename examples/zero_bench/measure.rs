@@ -284,6 +284,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_left_is_found_outside_of_the_timed_part() {
+        let contestant = Contestant::method(crate::contestant::yardstick()).unwrap();
+        let mut memory = Pages::Base.map(64 << 10).unwrap();
+        let found = on_threads(&[0], memory.parts(1, 64 << 10), |part, _| {
+            part.fill_cold(0, 64 << 10);
+            clear(&contestant, part, 60 << 10, 4 << 10)?;
+            look(&contestant, part, 60 << 10)?;
+            look(&contestant, part, 64 << 10)
+        });
+        let Err(ReadingError::NotZero { name, at }) = found else { panic!("{found:?}") };
+        assert_eq!((name, at), (contestant.name, 60 << 10));
+    }
+
+    #[test]
     fn rates_are_of_all_threads_together() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

@@ -151,6 +151,16 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_written_is_sizes_or_an_error(text in "[0-9KMGTkibx.,* -]{0,24}") {
+            if let Ok(Sizes(sizes)) = parse_sizes(&text) {
+                assert!(!sizes.is_empty() && sizes.is_sorted_by(|a, b| a < b), "{text:?}");
+                assert!(sizes.iter().all(|size| *size >= LINE && size % LINE == 0 && *size <= LARGEST), "{text:?}");
+            }
+        }
+    }
+
     #[test]
     fn sizes_are_shown_in_the_largest_unit_that_divides_them() {
         for (bytes, text) in
