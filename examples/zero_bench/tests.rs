@@ -142,7 +142,8 @@ fn a_method_that_the_cpu_lacks_is_bad_input_and_named_with_those_it_has() {
         return;
     };
     let asked = format!("--methods {lacking} --runs 1");
-    let memset = memset::run(&options!(Memset, &format!("memset {asked}")), &machine()).map(drop);
+    // Found before the memory is looked for.
+    let memset = memset::run(&options!(Memset, &format!("memset --sizes 64T {asked}")), &machine()).map(drop);
     let contend = contend::run(&options!(Contend, &format!("contend {asked}")), &machine()).map(drop);
     for result in [memset, contend] {
         let Err(Failure::Input(error)) = result else { panic!("{result:?}") };
