@@ -186,9 +186,9 @@ impl Contend {
         };
         text += &format!(
             "\nA reader of lines that each name the next, alone and beside others that clear (threads: {})\n\
-             ns of its CPU time a load: mean ± standard deviation, and times as long as alone\n{}",
+             ns of its CPU time a load: mean ± standard deviation, times as long as alone; GB/s cleared\n{}",
             first.clearing_threads,
-            tables::readers(self)
+            tables::readers(self, width)
         );
         for reader in &self.readers {
             let of = |non_temporal| {

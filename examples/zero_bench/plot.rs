@@ -104,7 +104,7 @@ fn marks(data: &Memset, machine: &Machine) -> Vec<Mark> {
     marks.extend(data.crossovers.iter().map(|crossover| Mark {
         at: crossover.from_bytes,
         label: format!("{}: {} from {}", crossover.chooser, crossover.after, show(crossover.from_bytes)),
-        colour: if crossover.chooser == "Auto" { BLACK } else { RGBColor(190, 130, 0) },
+        colour: if crossover.chooser == "Auto" { BLACK } else { RGBColor(160, 105, 0) },
     }));
     marks.sort_by_key(|mark| mark.at);
     marks

@@ -129,31 +129,33 @@ pub fn at_once(data: &Contend, width: u16) -> String {
     blocks.collect::<Vec<_>>().join("\n")
 }
 
-/// Methods down, what the reader works on across.
-pub fn readers(data: &Contend) -> String {
-    let mut header = vec!["beside it".to_owned(), "stores".to_owned()];
-    header.extend(data.readers.iter().map(|reader| format!("reader of {}", show(reader.buffer_bytes))));
-    header.push("clears GB/s".to_owned());
-    let mut table = table(header);
-    let mut alone = vec!["nobody".to_owned(), "-".to_owned()];
-    alone.extend(data.readers.iter().map(|reader| format!("{} ns a load", reader.alone_ns.show(2))));
-    alone.push("-".to_owned());
-    table.add_row(alone);
-    let names = data.readers.first().map(|reader| reader.beside.as_slice()).unwrap_or_default();
-    for (row, beside) in names.iter().enumerate() {
-        let stores = if beside.non_temporal { "non-temporal" } else { "cached" };
-        let mut cells = vec![beside.method.clone(), stores.to_owned()];
-        cells.extend(data.readers.iter().map(|reader| {
-            let beside = reader.beside.get(row);
-            beside.map_or(String::new(), |beside| {
-                format!("{}  {:.2}x", beside.ns_per_load.show(2), beside.slowdown)
-            })
-        }));
-        let rates = data.readers.iter().filter_map(|reader| Some(reader.beside.get(row)?.gb_per_s.median));
-        cells.push(rates.map(|rate| format!("{rate:.1}")).collect::<Vec<_>>().join(", "));
-        table.add_row(cells);
-    }
-    table.to_string()
+/// Methods down, what the reader works on across, and what those reach who clear beside each.
+pub fn readers(data: &Contend, width: u16) -> String {
+    const NAMES: usize = 28;
+    const CELL: usize = 35;
+    let across = (usize::from(width).saturating_sub(NAMES) / CELL).max(1);
+    let blocks = data.readers.chunks(across).map(|readers| {
+        let mut header = vec!["beside it".to_owned(), "stores".to_owned()];
+        let mut alone = vec!["nobody".to_owned(), "-".to_owned()];
+        for reader in readers {
+            header.extend([format!("reads {}: ns", show(reader.buffer_bytes)), "clears".to_owned()]);
+            alone.extend([format!("{}  1.00x", reader.alone_ns.show(2)), "-".to_owned()]);
+        }
+        let mut table = table(header);
+        table.add_row(alone);
+        let names = readers.first().map(|reader| reader.beside.as_slice()).unwrap_or_default();
+        for (row, beside) in names.iter().enumerate() {
+            let stores = if beside.non_temporal { "non-temporal" } else { "cached" };
+            let mut cells = vec![beside.method.clone(), stores.to_owned()];
+            for beside in readers.iter().filter_map(|reader| reader.beside.get(row)) {
+                cells.push(format!("{}  {:.2}x", beside.ns_per_load.show(2), beside.slowdown));
+                cells.push(format!("{:.1}", beside.gb_per_s.median));
+            }
+            table.add_row(cells);
+        }
+        table.to_string()
+    });
+    blocks.collect::<Vec<_>>().join("\n")
 }
 
 /// Choices down: for whom, from which length, which method, how fast, and why, with the three fastest.
