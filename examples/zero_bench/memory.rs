@@ -29,12 +29,12 @@ pub enum Pages {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     #[error(
-        "{wanted} pages of {} are needed and {free} are free; reserve them: echo {} > {}", show(*page), reserve, file
+        "{wanted} pages of {} are needed and {free} are free; reserve them: echo {reserve} > {file} (and read it back: fragmented memory gives fewer, then reserve at boot: hugepagesz={} hugepages={reserve})", show(*page), short(*page)
     )]
     TooFewHugepages { wanted: u64, free: u64, page: u64, reserve: u64, file: String },
     #[error(
         "the kernel has no pages of {} ({folder} is not there): boot with hugepagesz={} on a CPU that has them, or take another --page-size",
-        show(*page), if *page == 1 << 30 { "1G" } else { "2M" }
+        show(*page), short(*page)
     )]
     NoSuchPages { page: u64, folder: String },
     #[error(
@@ -45,6 +45,11 @@ pub enum MemoryError {
     TooLittle { wanted: u64, available: u64, limit: String },
     #[error("the kernel gave no memory of {} on {pages}: {source}; {}", show(*wanted), pages.remedy())]
     Refused { wanted: u64, pages: Pages, source: io::Error },
+}
+
+/// As the kernel's command line wants it.
+fn short(page: u64) -> &'static str {
+    if page == 1 << 30 { "1G" } else { "2M" }
 }
 
 const THP_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -231,7 +236,8 @@ mod tests {
         assert_eq!(
             error,
             "512 pages of 2 MiB are needed and 32 are free; reserve them: \
-             echo 580 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+             echo 580 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages (and read it back: fragmented \
+             memory gives fewer, then reserve at boot: hugepagesz=2M hugepages=580)"
         );
         let error = Pages::Huge1G.map_on(root.as_path(), 4096).unwrap_err().to_string();
         assert!(error.contains("no pages of 1 GiB") && error.contains("hugepagesz=1G"), "{error}");

@@ -58,14 +58,16 @@ pub fn rates(data: &Memset, width: u16) -> String {
 
 /// Sizes down: the best single method, what Auto picked and how much of the best it reached.
 pub fn choices(data: &Memset) -> String {
-    let kinds = [
+    let mut kinds = vec![
         (Kind::Auto, "Auto"),
         (Kind::Calibrated, "calibrated"),
         (Kind::AutoWrongHint, "Auto,\nwrong hint"),
         (Kind::CalibratedWrongHint, "calibrated,\nwrong hint"),
     ];
+    // Those that took part.
+    kinds.retain(|(kind, _)| data.sizes.iter().any(|size| size.line(*kind).is_some()));
     let mut header = vec!["size", "best"];
-    header.extend(kinds.map(|(_, name)| name));
+    header.extend(kinds.iter().map(|(_, name)| name));
     let mut table = table(header);
     for size in &data.sizes {
         let best = size.lines.iter().find(|line| line.kind == Kind::Method && line.name == size.best);
@@ -73,8 +75,8 @@ pub fn choices(data: &Memset) -> String {
             show(size.size_bytes),
             best.map_or(String::new(), |best| format!("{} {:.1}", best.name, best.gb_per_s.median)),
         ];
-        cells.extend(kinds.map(|(kind, _)| {
-            size.line(kind).map_or("-".to_owned(), |line| {
+        cells.extend(kinds.iter().map(|(kind, _)| {
+            size.line(*kind).map_or("-".to_owned(), |line| {
                 format!("{} {:.2}", line.method.as_deref().unwrap_or("?"), line.of_best)
             })
         }));
