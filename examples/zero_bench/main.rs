@@ -20,6 +20,8 @@ mod calibrate;
 mod contend;
 mod contestant;
 mod machine;
+#[cfg(test)]
+mod made_up;
 mod measure;
 mod memory;
 mod memset;
