@@ -36,6 +36,8 @@ pub fn made_up(state: State) -> Memset {
     let sizes = [(4096, 1.0), (64 << 20, 2.0)].map(|(size, times)| {
         let of_each = field.map(|(name, kind, method, rate)| {
             let rate = if method == Some(Method::RepStosb) { rate } else { rate * times };
+            let early = kind == Kind::Auto && size == 4096;
+            let method = if early { Some(Method::RepStosb) } else { method };
             (name.to_owned(), kind, method, Stats::of(vec![rate - 1.0, rate, rate + 1.0]))
         });
         at_size(size, Shape::new(state, 1, size, 1 << 26, 1 << 19), of_each.into())

@@ -144,8 +144,8 @@ fn notes(command: &Command, machine: &Machine) -> Vec<String> {
         notes.push(format!("{threads} threads take turns on {} CPUs", machine.cpus));
     }
     let load = machine.load.split(' ').next().and_then(|load| load.parse::<f64>().ok());
-    if let Some(load) = load.filter(|load| *load > 0.5) {
-        notes.push(format!("the load is {load}: other work takes memory bandwidth, and figures spread"));
+    if let Some(load) = load.filter(|load| *load > machine.cpus as f64 / 2.0) {
+        notes.push(format!("the load was {load} before: figures spread where other work goes on"));
     }
     if cfg!(debug_assertions) {
         notes.push("built without --release: the time between readings is long".to_owned());

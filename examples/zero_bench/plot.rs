@@ -95,6 +95,19 @@ fn series(data: &Memset) -> Vec<Series<'_>> {
     all
 }
 
+/// The methods that stored, in the order of lengths.
+fn picks(series: &Series<'_>) -> String {
+    let mut methods: Vec<&str> =
+        series.points.iter().filter_map(|(_, line)| line.method.as_deref()).collect();
+    methods.dedup();
+    match methods.as_slice() {
+        [first, second, third, .., last] if methods.len() > 3 => {
+            format!("{first}, {second}, {third} .. {last}")
+        }
+        few => few.join(", "),
+    }
+}
+
 fn marks(data: &Memset, machine: &Machine) -> Vec<Mark> {
     let mut marks: Vec<Mark> = machine
         .llc_bytes
@@ -230,6 +243,12 @@ fn draw_to(text: &mut String, data: &Memset, machine: &Machine) -> Result<(), Bo
             }
             legend.draw(&Text::new(series.name, (60, y), (FONT, 14).into_font()))?;
             y += 22;
+            // What Auto took, the shortest calls first.
+            let picks = if series.stroke == Stroke::Wide { picks(series) } else { String::new() };
+            if !picks.is_empty() {
+                legend.draw(&Text::new(picks, (60, y - 3), (FONT, 12).into_font().color(&BLACK.mix(0.7))))?;
+                y += 20;
+            }
         }
         y += 12;
     }
