@@ -53,7 +53,7 @@
 //! # Features
 //!
 //! - `kvm` (default): `KvmSlots`, guest memory registered with a KVM VM.
-//! - `serde`: `Serialize` for reports and what they are made of.
+//! - `serde`: `Serialize` for reports and what they are made of; calibrations can be saved and read back.
 //!
 //! # Where to read on
 //!
