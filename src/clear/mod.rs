@@ -10,6 +10,7 @@ mod cpu;
 mod decide;
 mod method;
 mod offer;
+mod pattern;
 mod plan;
 mod portable;
 mod rule;
@@ -25,6 +26,7 @@ pub use calibration::{Calibration, Choice, Measured, Reason, Scaling};
 pub use cpu::{CpuDescription, Vendor};
 pub(crate) use decide::{Measurement, Shortfall};
 pub use method::Method;
+pub(crate) use pattern::filled_words;
 pub(crate) use plan::Situation;
 pub use plan::{Concurrency, Reuse};
 pub(crate) use verify::first_nonzero;
@@ -151,6 +153,6 @@ fn store(method: Method) -> Store {
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = method;
-        Store::Bytes(portable::portable)
+        Store::Pattern(portable::lines)
     }
 }

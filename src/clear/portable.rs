@@ -1,32 +1,49 @@
 //! Ordinary stores written in Rust: the heads and tails of every other method, and all there is outside
 //! x86-64 (where it is compiled but untested).
+//!
+//! Volatile, so that the compiler neither drops the stores nor turns them into a call of `memset`. Ascending.
 
-/// Zeroes `ptr .. ptr + len` by volatile stores in ascending order, any alignment, any length.
-///
-/// Available on every CPU. Volatile, so that the compiler neither drops the stores nor turns them into a
-/// call of `memset`.
+/// Stores `line` again and again over `ptr .. ptr + len`. Available on every CPU.
 ///
 /// # Safety
 ///
 /// Every byte of `ptr .. ptr + len` is mapped and writable, and no Rust reference to one of them is live.
+/// `ptr` and `len` are multiples of 64.
 #[inline(never)]
-pub(super) unsafe fn portable(ptr: *mut u8, len: usize) {
-    let words_at = (ptr.addr().wrapping_neg() & 7).min(len);
-    let bytes_at = words_at.wrapping_add(len.wrapping_sub(words_at) & !7);
+pub(super) unsafe fn lines(ptr: *mut u8, len: usize, line: &[u8; 64]) {
+    let (words, _) = line.as_chunks::<8>();
     let mut at = 0;
-    while at < words_at {
-        // SAFETY: `at` < `len`; the caller vouches for the byte.
-        unsafe { ptr.wrapping_add(at).write_volatile(0) };
-        at = at.wrapping_add(1);
-    }
-    while at < bytes_at {
-        // SAFETY: `at` + 8 <= `bytes_at` <= `len`, and `ptr` + `at` is a multiple of 8.
-        unsafe { ptr.wrapping_add(at).cast::<u64>().write_volatile(0) };
-        at = at.wrapping_add(8);
-    }
     while at < len {
-        // SAFETY: `at` < `len`; the caller vouches for the byte.
-        unsafe { ptr.wrapping_add(at).write_volatile(0) };
-        at = at.wrapping_add(1);
+        let mut word_at = ptr.wrapping_add(at).cast::<u64>();
+        for word in words {
+            // SAFETY: the eight words of the line at `at` < `len`, both multiples of 64, as is `ptr`; the
+            // caller vouches for the bytes.
+            unsafe { word_at.write_volatile(u64::from_ne_bytes(*word)) };
+            word_at = word_at.wrapping_add(1);
+        }
+        at = at.wrapping_add(64);
+    }
+}
+
+/// Stores the first `len` bytes of `line` to `ptr .. ptr + len`, by words where they are aligned.
+///
+/// # Safety
+///
+/// Every byte of `ptr .. ptr + len` is mapped and writable, and no Rust reference to one of them is live.
+/// `len` is at most 64.
+#[inline(never)]
+pub(super) unsafe fn bytes(ptr: *mut u8, len: usize, line: &[u8; 64]) {
+    let mut at = 0;
+    while at < len {
+        let (from, to) = (line.as_ptr().wrapping_add(at), ptr.wrapping_add(at));
+        if to.addr() & 7 == 0 && len.wrapping_sub(at) >= 8 {
+            // SAFETY: `at` + 8 <= `len` <= 64; `to` is a multiple of 8, and the caller vouches for the bytes.
+            unsafe { to.cast::<u64>().write_volatile(from.cast::<u64>().read_unaligned()) };
+            at = at.wrapping_add(8);
+        } else {
+            // SAFETY: `at` < `len` <= 64; the caller vouches for the byte.
+            unsafe { to.write_volatile(*from) };
+            at = at.wrapping_add(1);
+        }
     }
 }

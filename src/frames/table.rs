@@ -10,6 +10,7 @@ use super::FrameError;
 use super::counts::{Counts, FrameCounts};
 use super::state::{Descriptor, PageState, SectionState};
 use super::transition::PageFrame;
+use crate::clear::filled_words;
 use crate::topology::NodeId;
 
 /// A run of frames on one node. Between two spans there may be holes.
@@ -327,8 +328,7 @@ impl FrameTable {
     fn describe(&self, entry: &SpanEntry, section: usize) -> Box<[AtomicU64]> {
         let first = entry.span.first + (section - entry.first_section) as u64 * Self::SECTION_FRAMES;
         let frames = first..entry.end.min(first.saturating_add(Self::SECTION_FRAMES));
-        let mut descriptors: Box<[AtomicU64]> =
-            frames.clone().map(|_| AtomicU64::new(entry.stale.0)).collect();
+        let mut descriptors = filled_words((frames.end - frames.start) as usize, entry.stale.0);
         for (start, (end, state)) in overlapping(&self.presets(), &frames) {
             let start = start.max(frames.start) - frames.start;
             let end = end.min(frames.end) - frames.start;

@@ -121,6 +121,7 @@ fn intended(method: Method) -> (Mnemonic, usize) {
 fn kernel(method: Method) -> *const () {
     match store(method) {
         Store::Bytes(kernel) | Store::Lines(kernel) => kernel as *const (),
+        Store::Pattern(kernel) => kernel as *const (),
     }
 }
 

@@ -5,6 +5,7 @@ mod choice;
 mod clzero;
 mod disassembly;
 mod guarded;
+mod pattern;
 
 use super::{Clearer, Concurrency, CpuDescription, Method, Reuse, Situation, lacks_here};
 use crate::error::MethodError;

@@ -10,12 +10,6 @@
 
 use std::arch::asm;
 
-/// A 64-byte line of zeroes for [`movdir64b`] to copy.
-#[repr(align(64))]
-struct Line([u8; 64]);
-
-static ZEROES: Line = Line([0; 64]);
-
 /// Zeroes any bytes by `REP STOSB`.
 ///
 /// # Safety
@@ -46,10 +40,10 @@ pub(crate) unsafe fn rep_stosq(ptr: *mut u8, len: usize) {
 }
 
 /// A kernel of weakly ordered stores: a loop over lines at `rdi`, then `SFENCE`; no way from a store to the
-/// end misses the fence.
+/// end misses the fence. With a `template` in `rdx` it stores that to every line, else zeroes.
 macro_rules! weakly_ordered {
-    ($(#[$doc:meta])* $name:ident, first: [$($first:literal),*], line: [$($line:literal),+], last: [$($last:literal),*],
-     $($operand:tt)*) => {
+    ($(#[$doc:meta])* $name:ident($($template:ident)?), first: [$($first:literal),*], line: [$($line:literal),+],
+     last: [$($last:literal),*], $($operand:tt)*) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -58,10 +52,10 @@ macro_rules! weakly_ordered {
         /// live. `ptr` and `len` are multiples of 64. The CPU offers the instruction, as
         /// [`CpuDescription::supports`](crate::CpuDescription::supports) on a detected description says.
         #[inline(never)]
-        pub(crate) unsafe fn $name(ptr: *mut u8, len: usize) {
+        pub(crate) unsafe fn $name(ptr: *mut u8, len: usize $(, $template: &[u8; 64])?) {
             // SAFETY: stores the 64 bytes at `rdi` and steps 64 upwards until `len`, a multiple of 64, is
             // used up: exactly the bytes that the caller vouches for, by instructions that the caller knows
-            // the CPU to have. The registers it changes are named.
+            // the CPU to have. Loads the 64 bytes at `rdx`, if any. The registers it changes are named.
             unsafe {
                 asm!(
                     "test rsi, rsi",
@@ -78,6 +72,7 @@ macro_rules! weakly_ordered {
                     "3:",
                     inout("rdi") ptr => _,
                     inout("rsi") len => _,
+                    $(in("rdx") $template.as_ptr(),)?
                     $($operand)*
                 );
             }
@@ -86,57 +81,71 @@ macro_rules! weakly_ordered {
 }
 
 weakly_ordered! {
-    /// Zeroes whole lines by eight `MOVNTI` each. Every x86-64 CPU has it.
-    movnti,
-    first: ["xor eax, eax"],
+    /// Fills whole lines by eight `MOVNTI` each. Every x86-64 CPU has it.
+    movnti(template),
+    first: [
+        "mov rax, [rdx]",
+        "mov rcx, [rdx + 8]",
+        "mov r8, [rdx + 16]",
+        "mov r9, [rdx + 24]",
+        "mov r10, [rdx + 32]",
+        "mov r11, [rdx + 40]",
+        "mov r12, [rdx + 48]",
+        "mov r13, [rdx + 56]"
+    ],
     line: [
         "movnti [rdi], rax",
-        "movnti [rdi + 8], rax",
-        "movnti [rdi + 16], rax",
-        "movnti [rdi + 24], rax",
-        "movnti [rdi + 32], rax",
-        "movnti [rdi + 40], rax",
-        "movnti [rdi + 48], rax",
-        "movnti [rdi + 56], rax"
+        "movnti [rdi + 8], rcx",
+        "movnti [rdi + 16], r8",
+        "movnti [rdi + 24], r9",
+        "movnti [rdi + 32], r10",
+        "movnti [rdi + 40], r11",
+        "movnti [rdi + 48], r12",
+        "movnti [rdi + 56], r13"
     ],
     last: [],
-    out("rax") _,
+    out("rax") _, out("rcx") _, out("r8") _, out("r9") _, out("r10") _, out("r11") _, out("r12") _, out("r13") _,
     options(nostack),
 }
 
 weakly_ordered! {
-    /// Zeroes whole lines by four `MOVNTDQ` each. Every x86-64 CPU has it.
-    sse2,
-    first: ["pxor xmm0, xmm0"],
+    /// Fills whole lines by four `MOVNTDQ` each. Every x86-64 CPU has it.
+    sse2(template),
+    first: [
+        "movdqu xmm0, [rdx]",
+        "movdqu xmm1, [rdx + 16]",
+        "movdqu xmm2, [rdx + 32]",
+        "movdqu xmm3, [rdx + 48]"
+    ],
     line: [
         "movntdq [rdi], xmm0",
-        "movntdq [rdi + 16], xmm0",
-        "movntdq [rdi + 32], xmm0",
-        "movntdq [rdi + 48], xmm0"
+        "movntdq [rdi + 16], xmm1",
+        "movntdq [rdi + 32], xmm2",
+        "movntdq [rdi + 48], xmm3"
     ],
     last: [],
-    out("xmm0") _,
+    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
     options(nostack),
 }
 
 weakly_ordered! {
-    /// Zeroes whole lines by two `VMOVNTDQ` of 32 bytes each. AVX2 with YMM state enabled.
+    /// Fills whole lines by two `VMOVNTDQ` of 32 bytes each. AVX2 with YMM state enabled.
     ///
     /// Leaves with the upper halves of the vector registers zero, so that SSE code after it is not slowed.
-    avx2,
-    first: ["vpxor xmm0, xmm0, xmm0"],
-    line: ["vmovntdq [rdi], ymm0", "vmovntdq [rdi + 32], ymm0"],
+    avx2(template),
+    first: ["vmovdqu ymm0, [rdx]", "vmovdqu ymm1, [rdx + 32]"],
+    line: ["vmovntdq [rdi], ymm0", "vmovntdq [rdi + 32], ymm1"],
     last: ["vzeroupper"],
     clobber_abi("sysv64"),
     options(nostack),
 }
 
 weakly_ordered! {
-    /// Zeroes whole lines by one `VMOVNTDQ` of 64 bytes each. AVX-512F with ZMM state enabled.
+    /// Fills whole lines by one `VMOVNTDQ` of 64 bytes each. AVX-512F with ZMM state enabled.
     ///
     /// Leaves with the upper halves of the vector registers zero, so that SSE code after it is not slowed.
-    avx512,
-    first: ["vpxor xmm0, xmm0, xmm0"],
+    avx512(template),
+    first: ["vmovdqu64 zmm0, [rdx]"],
     line: ["vmovntdq [rdi], zmm0"],
     last: ["vzeroupper"],
     clobber_abi("sysv64"),
@@ -148,7 +157,7 @@ weakly_ordered! {
     ///
     /// The instruction ignores the low 6 bits of its address: at a `ptr` that is not a multiple of 64 it would
     /// wipe the neighbour's bytes.
-    clzero,
+    clzero(),
     first: [],
     line: ["mov rax, rdi", "clzero"],
     last: [],
@@ -157,12 +166,11 @@ weakly_ordered! {
 }
 
 weakly_ordered! {
-    /// Zeroes whole lines by one `MOVDIR64B` each, which copies a line of zeroes. CPUs that show the bit.
-    movdir64b,
+    /// Fills whole lines by one `MOVDIR64B` each, which copies the template. CPUs that show the bit.
+    movdir64b(template),
     first: [],
     line: ["movdir64b rdi, [rdx]"],
     last: [],
-    in("rdx") &raw const ZEROES.0,
     options(nostack),
 }
 

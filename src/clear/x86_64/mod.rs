@@ -9,7 +9,7 @@ pub(super) use detect::from_cpuid;
 
 use super::Store;
 use super::method::Method;
-use super::portable::portable;
+use super::portable;
 
 /// Whether the registers of a method may not be used: asked of the standard library, which reads XCR0.
 pub(super) fn lacks_state(method: Method) -> Option<&'static str> {
@@ -26,12 +26,12 @@ pub(super) fn store(method: Method) -> Store {
     match method {
         Method::RepStosb => Store::Bytes(kernels::rep_stosb),
         Method::RepStosq => Store::Lines(kernels::rep_stosq),
-        Method::Movnti => Store::Lines(kernels::movnti),
-        Method::Sse2 => Store::Lines(kernels::sse2),
-        Method::Avx2 => Store::Lines(kernels::avx2),
-        Method::Avx512 => Store::Lines(kernels::avx512),
+        Method::Movnti => Store::Pattern(kernels::movnti),
+        Method::Sse2 => Store::Pattern(kernels::sse2),
+        Method::Avx2 => Store::Pattern(kernels::avx2),
+        Method::Avx512 => Store::Pattern(kernels::avx512),
         Method::Clzero => Store::Lines(kernels::clzero),
-        Method::Movdir64b => Store::Lines(kernels::movdir64b),
-        Method::Portable => Store::Bytes(portable),
+        Method::Movdir64b => Store::Pattern(kernels::movdir64b),
+        Method::Portable => Store::Pattern(portable::lines),
     }
 }

@@ -20,6 +20,7 @@ mod detect;
 #[allow(dead_code, reason = "the library needs all of it")]
 #[path = "../../../../src/clear/x86_64/kernels.rs"]
 mod kernels;
+#[allow(dead_code, reason = "the library needs all of it")]
 #[path = "../../../../src/clear/portable.rs"]
 mod portable;
 #[allow(dead_code, reason = "the library needs all of it")]
