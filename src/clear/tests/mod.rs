@@ -3,8 +3,10 @@
 mod bounds;
 mod choice;
 mod clzero;
+mod counterexamples;
 mod disassembly;
 mod guarded;
+mod machine_code;
 mod pattern;
 
 use super::{Clearer, Concurrency, CpuDescription, Method, Reuse, Situation, lacks_here};
