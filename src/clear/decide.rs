@@ -40,7 +40,6 @@ pub(crate) struct Readings {
 
 /// Why a size class has no readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(dead_code, reason = "the measuring is about to come")]
 pub(crate) enum Shortfall {
     Time,
     Memory,
@@ -52,8 +51,10 @@ pub(crate) enum Shortfall {
 pub(crate) struct Measurement {
     pub(crate) cpu: CpuDescription,
     pub(crate) page_bytes: u64,
-    /// What `Concurrency::All` means.
+    /// What `Concurrency::All` means; where it is one, that is as `Concurrency::One`.
     pub(crate) workers: usize,
+    /// How many workers a node were asked for, more than there may be CPUs here.
+    pub(crate) asked: usize,
     pub(crate) budget: Duration,
     pub(crate) spent: Duration,
     /// The size classes, ascending.
@@ -61,8 +62,8 @@ pub(crate) struct Measurement {
     pub(crate) readings: Vec<Readings>,
     /// Readings of so many workers on cold memory.
     pub(crate) scaling: Vec<(usize, Vec<f64>)>,
-    /// Why what is missing is missing.
-    pub(crate) shortfall: Shortfall,
+    /// Why a class has no readings; the time was up where nothing is said.
+    pub(crate) shortfalls: Vec<(Situation, u64, Shortfall)>,
 }
 
 impl Measurement {
@@ -94,7 +95,10 @@ impl Measurement {
             .collect();
         let fastest = scaling.iter().map(|scaling| scaling.gb_per_s).fold(0.0, f64::max);
         let enough = scaling.iter().filter(|scaling| scaling.gb_per_s >= ENOUGH * fastest);
-        let workers_per_node = enough.map(|scaling| scaling.workers).min().unwrap_or(self.workers).max(1);
+        let enough = enough.map(|scaling| scaling.workers).min();
+        // Where even the last worker gained, more of them might; another machine has the CPUs for them.
+        let limit = enough.filter(|enough| scaling.iter().any(|scaling| scaling.workers > *enough));
+        let workers_per_node = limit.unwrap_or(self.asked).max(1);
         Calibration {
             choices,
             scaling,
@@ -108,8 +112,13 @@ impl Measurement {
     }
 
     fn choose(&self, situation: Situation, size_class: u64) -> Choice {
-        let of_class =
-            |readings: &&Readings| readings.situation == situation && readings.size_class == size_class;
+        // All of one are one.
+        let read = if self.workers > 1 {
+            situation
+        } else {
+            Situation { concurrency: Concurrency::One, ..situation }
+        };
+        let of_class = |readings: &&Readings| readings.situation == read && readings.size_class == size_class;
         let mut measured: Vec<Measured> = self
             .readings
             .iter()
@@ -130,19 +139,20 @@ impl Measurement {
                 (chosen.method, Some(chosen.gb_per_s), Reason::Fastest)
             }
             (_, Some(chosen)) => (chosen.method, Some(chosen.gb_per_s), Reason::AsFast),
-            (_, None) => (self.cpu.choose(size_class, situation.reuse), None, self.why_not(situation)),
+            (_, None) => (self.cpu.choose(size_class, situation.reuse), None, self.why_not(read, size_class)),
         };
         let Situation { reuse, concurrency } = situation;
         let from_bytes = size_class / 2;
         Choice { reuse, concurrency, from_bytes, size_class, method, gb_per_s, reason, measured }
     }
 
-    fn why_not(&self, situation: Situation) -> Reason {
-        match self.shortfall {
-            Shortfall::Time => Reason::TooLittleTime,
-            Shortfall::Memory => Reason::TooLittleMemory,
-            Shortfall::Threads if situation.concurrency == Concurrency::All => Reason::TooFewThreads,
-            Shortfall::Threads => Reason::TooLittleTime,
+    fn why_not(&self, situation: Situation, size_class: u64) -> Reason {
+        let of_class =
+            |(of, class, _): &&(Situation, u64, Shortfall)| (*of, *class) == (situation, size_class);
+        match self.shortfalls.iter().find(of_class).map(|(.., shortfall)| *shortfall) {
+            None | Some(Shortfall::Time) => Reason::TooLittleTime,
+            Some(Shortfall::Memory) => Reason::TooLittleMemory,
+            Some(Shortfall::Threads) => Reason::TooFewThreads,
         }
     }
 }
@@ -152,7 +162,7 @@ fn rank(method: Method) -> usize {
 }
 
 /// The middle one; of an even number the lower of the two. `None` of none.
-fn median(rates: &[f64]) -> Option<f64> {
+pub(crate) fn median(rates: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = rates.iter().copied().filter(|rate| rate.is_finite() && *rate > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().checked_sub(1)? / 2).copied()

@@ -15,6 +15,7 @@ mod plan;
 mod portable;
 mod rule;
 mod run;
+mod stain;
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 mod tests;
@@ -24,11 +25,12 @@ mod x86_64;
 
 pub use calibration::{Calibration, Choice, Measured, Reason, Scaling};
 pub use cpu::{CpuDescription, Vendor};
-pub(crate) use decide::{Measurement, Shortfall};
+pub(crate) use decide::{Measurement, Readings, Shortfall, median};
 pub use method::Method;
 pub(crate) use pattern::filled_words;
 pub(crate) use plan::Situation;
 pub use plan::{Concurrency, Reuse};
+pub(crate) use stain::stain;
 pub(crate) use verify::first_nonzero;
 
 use crate::error::{CalibrationError, MethodError, RequestError};

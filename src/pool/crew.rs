@@ -13,7 +13,7 @@ use crate::topology::{NodeId, Topology};
 
 /// Said outright, or std would ask the environment. The deepest a worker goes is a page-by-page search for
 /// a bad page and the memory object's own code.
-const STACK: usize = 512 << 10;
+pub(crate) const STACK: usize = 512 << 10;
 
 /// What a thread of the service is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -176,7 +176,7 @@ impl Crew {
         let on_start = self.on_start.clone();
         let name = post.name();
         let thread = thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
-            settle_in(&post);
+            settle_in(&post.cpus, post.node);
             let info = ThreadInfo { tid: thread_id(), kind: post.kind, node: post.node, worker: post.worker };
             let started = on_start.map_or(Ok(()), |on_start| on_start(&info));
             let failed = started.is_err();
@@ -201,18 +201,17 @@ impl Crew {
 
 /// Makes the calling thread one of ours: on its node's CPUs as far as the process may use them, at normal
 /// scheduling policy, deaf to signals that are the VMM's. A refusal is worth a warning, not a failure.
-fn settle_in(post: &Post) {
+pub(crate) fn settle_in(cpus: &[u32], node: Option<NodeId>) {
     block_asynchronous_signals();
     if let Err(error) = use_normal_policy() {
         tracing::warn!(%error, "a thread keeps the low scheduling policy of the thread that built the service");
     }
-    if post.cpus.is_empty() {
+    if cpus.is_empty() {
         return;
     }
     // The second look is for a cpuset that was changed after the first.
-    let pinned = pin_within_allowed(&post.cpus).or_else(|_| pin_within_allowed(&post.cpus));
+    let pinned = pin_within_allowed(cpus).or_else(|_| pin_within_allowed(cpus));
     if let Err(error) = pinned {
-        let (node, cpus) = (post.node, &post.cpus);
         tracing::warn!(?node, ?cpus, %error, "cannot pin a worker to its node; it runs where it may");
     }
 }

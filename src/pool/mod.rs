@@ -25,7 +25,7 @@ use crate::extent::Extent;
 use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Warden, Work, WorkRegion, lock};
 use crate::topology::{NodeId, Topology};
 use crew::Post;
-pub(crate) use crew::{Crew, OnThreadStart};
+pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
 pub use crew::{ThreadInfo, ThreadKind};
 pub use machine::Locality;
 use machine::Plan;

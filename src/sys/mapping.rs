@@ -1,4 +1,4 @@
-//! Mappings that we own: the pool's own view of a slab, and the address range lent with a lease.
+//! Mappings that we own: the pool's own view of a slab, the address range lent with a lease, memory to measure on.
 
 use std::fs::File;
 use std::io;
@@ -107,6 +107,61 @@ impl Reservation {
     }
 }
 
+/// Private anonymous memory of our own that is measured on and thrown away; not dumped, not inherited by fork.
+#[derive(Debug)]
+pub(crate) struct ScratchMapping {
+    range: AddressRange,
+}
+
+impl ScratchMapping {
+    /// Maps `len` bytes on hugepages of `page` bytes from the host's pool. They are reserved at once, so that
+    /// none that others have reserved is taken: `ENOMEM` says that too few are left.
+    pub(crate) fn on_hugepages(len: u64, page: u64) -> io::Result<Self> {
+        let size = (page.trailing_zeros() as libc::c_int) << libc::MAP_HUGE_SHIFT;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | size;
+        Self::kept_private(AddressRange::map(None, to_usize(len)?, RW, flags, None)?)
+    }
+
+    /// Maps `len` bytes from a multiple of `alignment` on (a power of two), and advises the kernel to take
+    /// transparent hugepages for them. It may have none, or not have the feature.
+    pub(crate) fn on_transparent_hugepages(len: u64, alignment: u64) -> io::Result<Self> {
+        let padded = len.checked_add(alignment).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let mut range = AddressRange::map(None, to_usize(padded)?, RW, flags, None)?;
+        range.trim(to_usize(len)?, to_usize(alignment)?);
+        // SAFETY: the advice changes no byte.
+        unsafe { libc::madvise(range.start as *mut libc::c_void, range.len, libc::MADV_HUGEPAGE) };
+        Self::kept_private(range)
+    }
+
+    fn kept_private(range: AddressRange) -> io::Result<Self> {
+        range.keep_private()?;
+        Ok(Self { range })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.range.len as u64
+    }
+
+    /// Gives back what lies behind the first `len` bytes (whole pages of its kind). `&mut`: no chunk of it is alive.
+    pub(crate) fn truncate(&mut self, len: u64) {
+        let (start, len) = (self.range.start, len.min(self.len()) as usize);
+        let behind = self.range.len - len;
+        // SAFETY: a part of our own mapping that nothing refers to.
+        if behind > 0 && unsafe { libc::munmap((start + len) as *mut libc::c_void, behind) } == 0 {
+            self.range.len = len;
+        }
+    }
+
+    /// The bytes `offset .. offset + len`, or `None` where that leaves the mapping.
+    pub(crate) fn chunk(&self, offset: u64, len: u64) -> Option<Chunk<'_>> {
+        let start = self.range.at(offset, len)?;
+        // SAFETY: inside a mapping that `self` owns, that stays readable and writable until it is
+        // dropped, and of which no Rust reference is ever made.
+        Some(unsafe { Chunk::from_raw(start, len as usize) })
+    }
+}
+
 const RW: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// A mapping to be unmapped when dropped. The address is kept as a number, so the type is `Send` and `Sync`.
@@ -158,7 +213,7 @@ impl AddressRange {
         let (before, after) = (start - self.start, self.start + self.len - start - len);
         for (at, bytes) in [(self.start, before), (start + len, after)] {
             if bytes > 0 {
-                // SAFETY: the margins are parts of our own PROT_NONE range that nothing refers to.
+                // SAFETY: the margins are parts of our own new range that nothing refers to.
                 unsafe { libc::munmap(at as *mut libc::c_void, bytes) };
             }
         }

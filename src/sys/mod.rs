@@ -23,13 +23,15 @@ pub use host_range::HostRange;
 pub use kvm::KeepsMapped;
 #[cfg(feature = "kvm")]
 pub(crate) use kvm::{Slot, SlotTable};
-pub(crate) use mapping::{Reservation, SharedMapping};
+pub(crate) use mapping::{Reservation, ScratchMapping, SharedMapping};
 pub(crate) use memfd::{file_holes, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
 pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
-pub(crate) use populate::populate;
+pub(crate) use populate::{kernel_populates, populate};
 pub(crate) use present::{Presence, Survey};
-pub(crate) use thread::{block_asynchronous_signals, thread_cpu_time, thread_id, use_normal_policy};
+pub(crate) use thread::{
+    block_asynchronous_signals, minor_faults, thread_cpu_time, thread_id, use_normal_policy,
+};
 
 use std::io;
 

@@ -38,8 +38,9 @@ pub(super) fn populate_write(start: usize, len: usize) -> Result<(), i32> {
     }
 }
 
-/// Asked once, on a page of our own: device mappings answer EINVAL as an old kernel does.
-fn kernel_populates() -> bool {
+/// Whether this kernel has `MADV_POPULATE_WRITE`. Asked once, on a page of our own: device mappings answer EINVAL
+/// as an old kernel does.
+pub(crate) fn kernel_populates() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
         let page = page_size() as usize;

@@ -56,3 +56,13 @@ pub(crate) fn thread_id() -> u32 {
     let id = unsafe { libc::syscall(libc::SYS_gettid) };
     id.unsigned_abs() as u32
 }
+
+/// Page faults of the calling thread so far that needed no disk, those within `MADV_POPULATE_WRITE` among them: one
+/// for each page that became present, whatever its size (`getrusage(2)`).
+pub(crate) fn minor_faults() -> u64 {
+    // SAFETY: an all-zero rusage is a valid value of that plain C struct, and the call fills it.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` outlives the call, which asks about the calling thread.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    u64::try_from(usage.ru_minflt).unwrap_or(0)
+}

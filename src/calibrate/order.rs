@@ -1,0 +1,66 @@
+//! What all threads of a reading do at the same time: make memory cold or hot, meet, clear, look at the clock.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::barrier::Barrier;
+use super::ring::Ring;
+use crate::clear::{Clearer, Reuse, Situation, stain};
+
+/// Readings of several methods one after the other, the same bytes each.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) situation: Situation,
+    /// The bytes of one run.
+    pub(super) class: u64,
+    /// The bytes that each thread clears a reading, in runs of `class`.
+    pub(super) bytes: u64,
+    /// Which of the clearers, in this order.
+    pub(super) clearers: Vec<usize>,
+    pub(super) barrier: Barrier,
+    /// The time is up: what is left of it is not done.
+    pub(super) stopped: AtomicBool,
+}
+
+/// From when to when one thread cleared.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) start: Instant,
+    pub(super) end: Instant,
+}
+
+impl Order {
+    /// Called by each of its threads with a ring of its own; the one that knows the deadline stops all.
+    pub(super) fn carry_out(
+        &self,
+        clearers: &[Clearer],
+        ring: &mut Ring,
+        deadline: Option<Instant>,
+    ) -> Vec<Span> {
+        let mut spans = Vec::with_capacity(self.clearers.len());
+        let chosen = self.clearers.iter().filter_map(|index| clearers.get(*index));
+        for (turn, clearer) in (1..).step_by(2).zip(chosen) {
+            let window = ring.window(self.bytes);
+            if let Some(window) = &window {
+                stain(window, self.situation.reuse == Reuse::Cold);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                self.stopped.store(true, Ordering::Relaxed);
+            }
+            self.barrier.wait(turn);
+            if self.stopped.load(Ordering::Relaxed) {
+                break;
+            }
+            let start = Instant::now();
+            for run in window.iter().flat_map(|window| {
+                (0..self.bytes / self.class).filter_map(|run| window.part(run * self.class, self.class))
+            }) {
+                clearer.clear_chunk(&run, self.situation);
+            }
+            spans.push(Span { start, end: Instant::now() });
+            // Nobody prepares the next reading while another one still clears.
+            self.barrier.wait(turn + 1);
+        }
+        spans
+    }
+}

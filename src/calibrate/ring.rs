@@ -1,0 +1,113 @@
+//! The memory that one thread measures on: its own, on its node, on the largest pages that can be had.
+
+use std::time::{Duration, Instant};
+
+use crate::clear::Shortfall;
+use crate::sys::{Chunk, ScratchMapping, kernel_populates, minor_faults, page_size, populate};
+
+const HUGE_2M: u64 = 2 << 20;
+const HUGE_1G: u64 = 1 << 30;
+
+/// The smallest ring that is of use, and the step in which one is made present.
+pub(super) const SMALLEST: u64 = HUGE_2M;
+
+/// The kernel may clear a page of 1 GiB as slowly as this.
+const SLOWEST_1G: Duration = Duration::from_millis(500);
+
+/// Walked in ascending order, round and round.
+#[derive(Debug)]
+pub(super) struct Ring {
+    memory: ScratchMapping,
+    /// Where the next window begins.
+    next: u64,
+    pub(super) page_bytes: u64,
+    /// Why it is shorter than was wanted.
+    pub(super) shortfall: Option<Shortfall>,
+}
+
+/// The pages that a mapping was asked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pages {
+    Reserved(u64),
+    Transparent,
+}
+
+impl Ring {
+    /// Maps up to `wanted` bytes and makes present what can be until then, [`SMALLEST`] in any case. Called by
+    /// the thread that will use it, so that the kernel takes pages of its node.
+    pub(super) fn make(wanted: u64, until: Instant) -> Result<Self, Shortfall> {
+        let giants = wanted / HUGE_1G;
+        let time_for_giants = SLOWEST_1G.saturating_mul(u32::try_from(giants).unwrap_or(u32::MAX));
+        let mut kinds = Vec::new();
+        // Where populating cannot report that a cgroup is out of hugepages, a touch would raise SIGBUS.
+        if kernel_populates() {
+            if giants > 0 && wanted.is_multiple_of(HUGE_1G) && Instant::now() + time_for_giants <= until {
+                kinds.push(Pages::Reserved(HUGE_1G));
+            }
+            kinds.push(Pages::Reserved(HUGE_2M));
+        }
+        kinds.push(Pages::Transparent);
+        kinds.into_iter().find_map(|pages| Self::on(pages, wanted, until)).ok_or(Shortfall::Memory)
+    }
+
+    fn on(pages: Pages, wanted: u64, until: Instant) -> Option<Self> {
+        let mut len = wanted.next_multiple_of(SMALLEST);
+        let mut memory = loop {
+            let mapped = match pages {
+                Pages::Reserved(page) => ScratchMapping::on_hugepages(len, page),
+                Pages::Transparent => ScratchMapping::on_transparent_hugepages(len, HUGE_2M),
+            };
+            match mapped {
+                Ok(mapped) => break mapped,
+                // Too few hugepages are free: transparent ones are as large. No address space left: less does.
+                Err(_) if pages == Pages::Transparent && len > SMALLEST => {
+                    len = (len / 2).next_multiple_of(SMALLEST);
+                }
+                Err(_) => return None,
+            }
+        };
+        let step = match pages {
+            Pages::Reserved(page) => page,
+            Pages::Transparent => HUGE_2M,
+        };
+        let (before, mut present, mut refused) = (minor_faults(), 0, false);
+        while present < len && (present == 0 || Instant::now() < until) {
+            refused = populate(&memory.chunk(present, step)?).is_err();
+            if refused {
+                break;
+            }
+            present += step;
+        }
+        if present == 0 {
+            return None;
+        }
+        memory.truncate(present);
+        let faults = minor_faults().saturating_sub(before);
+        let page_bytes = match pages {
+            Pages::Reserved(page) => page,
+            // One fault a page; some may have come from elsewhere.
+            Pages::Transparent if faults <= 2 * present / HUGE_2M => HUGE_2M,
+            Pages::Transparent => page_size(),
+        };
+        let shortfall = match present {
+            _ if present >= wanted => None,
+            _ if refused || len < wanted => Some(Shortfall::Memory),
+            _ => Some(Shortfall::Time),
+        };
+        Some(Self { memory, next: 0, page_bytes, shortfall })
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// The next `len` bytes, from the start again where too few are left; `None` if the ring is shorter.
+    pub(super) fn window(&mut self, len: u64) -> Option<Chunk<'_>> {
+        if self.memory.len() - self.next < len {
+            self.next = 0;
+        }
+        let start = self.next;
+        self.next = (start + len).min(self.memory.len());
+        self.memory.chunk(start, len)
+    }
+}
