@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -334,7 +335,9 @@ impl ZeroingServiceBuilder {
     pub fn calibrate(&self, budget: Duration) -> Result<Calibration, BuildError> {
         let cpu = self.cpu.clone().unwrap_or_else(CpuDescription::detect);
         let topology = self.topology.clone().map_or_else(Topology::detect, Ok)?;
-        let workers = self.workers_per_node.unwrap_or(WORKERS_PER_NODE).max(1);
+        // A service without workers clears with one thread, its caller's.
+        let asked = self.workers_per_node.unwrap_or(WORKERS_PER_NODE);
+        let workers = NonZero::new(asked).unwrap_or(NonZero::<usize>::MIN);
         Ok(calibrate(cpu, &topology, workers, budget))
     }
 

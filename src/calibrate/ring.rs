@@ -20,9 +20,9 @@ pub(super) struct Ring {
     memory: ScratchMapping,
     /// Where the next window begins.
     next: u64,
-    pub(super) page_bytes: u64,
+    page_bytes: u64,
     /// Why it is shorter than was wanted.
-    pub(super) shortfall: Option<Shortfall>,
+    shortfall: Option<Shortfall>,
 }
 
 /// The pages that a mapping was asked on.
@@ -99,6 +99,16 @@ impl Ring {
 
     pub(super) fn len(&self) -> u64 {
         self.memory.len()
+    }
+
+    /// The size of its pages in bytes.
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Why it is shorter than was wanted, if it is.
+    pub(super) fn shortfall(&self) -> Option<Shortfall> {
+        self.shortfall
     }
 
     /// The next `len` bytes, from the start again where too few are left; `None` if the ring is shorter.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clear::{Concurrency, Measurement, Method, Readings, Reuse, Situation, median};
+use crate::clear::{Concurrency, Measurement, Method, Readings, Reuse, Situation, upper_quartile};
 
 /// What a reading clears at least, in bytes a thread: some microseconds, so that looking at the clock and meeting
 /// at a barrier weigh little.
@@ -42,7 +42,7 @@ impl Candidate {
     }
 
     fn rate(&self) -> Option<f64> {
-        median(&self.rates)
+        upper_quartile(&self.rates)
     }
 }
 

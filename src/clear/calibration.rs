@@ -59,7 +59,7 @@ pub struct Choice {
 pub struct Measured {
     /// The method.
     pub method: Method,
-    /// The median of its readings, in 10⁹ bytes a second.
+    /// The upper quartile of its readings, in 10⁹ bytes a second: what disturbs a reading only slows it down.
     pub gb_per_s: f64,
     /// How many readings.
     pub readings: usize,
@@ -72,7 +72,7 @@ pub struct Measured {
 pub struct Scaling {
     /// Workers that cleared at the same time.
     pub workers: usize,
-    /// The median of their readings, in 10⁹ bytes a second, all together.
+    /// The upper quartile of their readings, in 10⁹ bytes a second, all together.
     pub gb_per_s: f64,
 }
 

@@ -91,7 +91,9 @@ impl Measurement {
         let scaling: Vec<Scaling> = self
             .scaling
             .iter()
-            .filter_map(|(workers, rates)| Some(Scaling { workers: *workers, gb_per_s: median(rates)? }))
+            .filter_map(|(workers, rates)| {
+                Some(Scaling { workers: *workers, gb_per_s: upper_quartile(rates)? })
+            })
             .collect();
         let fastest = scaling.iter().map(|scaling| scaling.gb_per_s).fold(0.0, f64::max);
         let enough = scaling.iter().filter(|scaling| scaling.gb_per_s >= ENOUGH * fastest);
@@ -125,7 +127,7 @@ impl Measurement {
             .filter(of_class)
             .filter(|readings| Self::candidates(situation.reuse).any(|method| method == readings.method))
             .filter_map(|Readings { method, gb_per_s, .. }| {
-                let rate = median(gb_per_s)?;
+                let rate = upper_quartile(gb_per_s)?;
                 Some(Measured { method: *method, gb_per_s: rate, readings: gb_per_s.len() })
             })
             .collect();
@@ -161,9 +163,10 @@ fn rank(method: Method) -> usize {
     GENTLEST.iter().position(|known| *known == method).unwrap_or(GENTLEST.len())
 }
 
-/// The middle one; of an even number the lower of the two. `None` of none.
-pub(crate) fn median(rates: &[f64]) -> Option<f64> {
+/// The upper quartile: three quarters of the readings are no faster. What disturbs a reading only slows it down, and
+/// of a few readings more than one may be disturbed; of many, a single lucky one does not count. `None` of none.
+pub(crate) fn upper_quartile(rates: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = rates.iter().copied().filter(|rate| rate.is_finite() && *rate > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().checked_sub(1)? / 2).copied()
+    sorted.get((3 * sorted.len()).div_ceil(4).checked_sub(1)?).copied()
 }

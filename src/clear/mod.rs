@@ -25,7 +25,7 @@ mod x86_64;
 
 pub use calibration::{Calibration, Choice, Measured, Reason, Scaling};
 pub use cpu::{CpuDescription, Vendor};
-pub(crate) use decide::{Measurement, Readings, Shortfall, median};
+pub(crate) use decide::{Measurement, Readings, Shortfall, upper_quartile};
 pub use method::Method;
 pub(crate) use pattern::filled_words;
 pub(crate) use plan::Situation;
