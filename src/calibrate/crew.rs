@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::barrier::Barrier;
 use super::order::{Order, Span};
-use super::ring::Ring;
+use super::ring::{Patience, Ring};
 use super::schedule::{Round, Schedule};
 use crate::clear::{Clearer, Method, Shortfall};
 use crate::job::lock;
@@ -27,8 +27,7 @@ pub(super) struct Terms<'a> {
     pub(super) clearers: Vec<(Method, Clearer)>,
     /// Bytes that each thread should have.
     pub(super) ring: u64,
-    /// Then memory must be present.
-    pub(super) present_by: Instant,
+    pub(super) patience: Patience,
     pub(super) deadline: Instant,
 }
 
@@ -135,7 +134,7 @@ impl Terms<'_> {
         made: &Sender<Result<RingFacts, Shortfall>>,
         answer: &Sender<Vec<Span>>,
     ) {
-        let ring = Ring::make(self.ring, self.present_by);
+        let ring = Ring::make(self.ring, self.patience);
         let _ = made.send(ring.as_ref().map(RingFacts::of).map_err(|shortfall| *shortfall));
         if let Ok(mut ring) = ring {
             for order in orders {
@@ -160,7 +159,7 @@ impl<'a> Crew<'a> {
     /// Makes memory present, all at the same time.
     fn new(terms: &'a Terms<'_>, followers: Vec<Follower>) -> Self {
         let start = Instant::now();
-        let ring = Ring::make(terms.ring, terms.present_by);
+        let ring = Ring::make(terms.ring, terms.patience);
         let own = ring.as_ref().map(RingFacts::of).map_err(|shortfall| *shortfall);
         let all = followers.iter().fold(own, |worst, follower| {
             Ok(worst?.worst(follower.ring.recv().unwrap_or(Err(Shortfall::Threads))?))

@@ -21,10 +21,10 @@ use crate::clear::{
 use crate::sys::page_size;
 use crate::topology::{NodeId, Topology};
 use crew::Terms;
-use ring::SMALLEST;
+use ring::{Patience, SMALLEST};
 use schedule::Schedule;
 
-/// Of the budget, the part for making memory present: one in so many.
+/// Of the budget, the part for making memory present: one in so many, and twice that where the kernel is slow.
 const PRESENT: u32 = 4;
 
 /// Bytes of memory for each thread and second of the budget: there is no time to measure longer runs than that.
@@ -52,7 +52,10 @@ pub(crate) fn calibrate(
         clearers: Method::ALL.into_iter().filter_map(offered).collect(),
         ring: ring_bytes(&classes, threads, budget),
         // A budget beyond what the clock can say is no limit: a year is none either.
-        present_by: later(start, budget / PRESENT),
+        patience: Patience {
+            until: later(start, budget / PRESENT),
+            at_the_latest: later(start, budget / PRESENT * 2),
+        },
         deadline: later(start, budget.saturating_sub(CEREMONY)),
     };
     let mut measurement = Measurement {

@@ -11,6 +11,9 @@ const HUGE_1G: u64 = 1 << 30;
 /// The smallest ring that is of use, and the step in which one is made present.
 pub(super) const SMALLEST: u64 = HUGE_2M;
 
+/// For this much, more time is taken where the kernel is slow: shorter rings are of little use.
+const WORTH_WAITING: u64 = 4 << 20;
+
 /// The kernel may clear a page of 1 GiB as slowly as this.
 const SLOWEST_1G: Duration = Duration::from_millis(500);
 
@@ -25,6 +28,20 @@ pub(super) struct Ring {
     shortfall: Option<Shortfall>,
 }
 
+/// Until when memory may be made present.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) until: Instant,
+    /// While there is hardly any yet.
+    pub(super) at_the_latest: Instant,
+}
+
+impl Patience {
+    fn lasts(self, present: u64) -> bool {
+        present == 0 || Instant::now() < if present < WORTH_WAITING { self.at_the_latest } else { self.until }
+    }
+}
+
 /// The pages that a mapping was asked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pages {
@@ -33,24 +50,27 @@ enum Pages {
 }
 
 impl Ring {
-    /// Maps up to `wanted` bytes and makes present what can be until then, [`SMALLEST`] in any case. Called by
+    /// Maps up to `wanted` bytes and makes present what can be in time, [`SMALLEST`] in any case. Called by
     /// the thread that will use it, so that the kernel takes pages of its node.
-    pub(super) fn make(wanted: u64, until: Instant) -> Result<Self, Shortfall> {
+    pub(super) fn make(wanted: u64, patience: Patience) -> Result<Self, Shortfall> {
         let giants = wanted / HUGE_1G;
         let time_for_giants = SLOWEST_1G.saturating_mul(u32::try_from(giants).unwrap_or(u32::MAX));
         let mut kinds = Vec::new();
         // Where populating cannot report that a cgroup is out of hugepages, a touch would raise SIGBUS.
         if kernel_populates() {
-            if giants > 0 && wanted.is_multiple_of(HUGE_1G) && Instant::now() + time_for_giants <= until {
+            if giants > 0
+                && wanted.is_multiple_of(HUGE_1G)
+                && Instant::now() + time_for_giants <= patience.until
+            {
                 kinds.push(Pages::Reserved(HUGE_1G));
             }
             kinds.push(Pages::Reserved(HUGE_2M));
         }
         kinds.push(Pages::Transparent);
-        kinds.into_iter().find_map(|pages| Self::on(pages, wanted, until)).ok_or(Shortfall::Memory)
+        kinds.into_iter().find_map(|pages| Self::on(pages, wanted, patience)).ok_or(Shortfall::Memory)
     }
 
-    fn on(pages: Pages, wanted: u64, until: Instant) -> Option<Self> {
+    fn on(pages: Pages, wanted: u64, patience: Patience) -> Option<Self> {
         let mut len = wanted.next_multiple_of(SMALLEST);
         let mut memory = loop {
             let mapped = match pages {
@@ -71,7 +91,7 @@ impl Ring {
             Pages::Transparent => HUGE_2M,
         };
         let (before, mut present, mut refused) = (minor_faults(), 0, false);
-        while present < len && (present == 0 || Instant::now() < until) {
+        while present < len && patience.lasts(present) {
             refused = populate(&memory.chunk(present, step)?).is_err();
             if refused {
                 break;

@@ -13,10 +13,14 @@ use crate::error::CalibrationError;
 /// node are enough: measured by [`ZeroingServiceBuilder::calibrate`](crate::ZeroingServiceBuilder::calibrate),
 /// used by [`ZeroingServiceBuilder::calibration`](crate::ZeroingServiceBuilder::calibration).
 ///
-/// `Display` prints all of it, with reasons. With the feature `serde` it can be saved and read back; what is
+/// `Display` prints all of it as tables, with reasons. With the feature `serde` it can be saved and read back; what is
 /// read is checked as a whole, and it is refused on another CPU model.
 #[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "saved::Saved"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "super::saved::Saved")
+)]
 pub struct Calibration {
     pub(super) cpu: CpuDescription,
     pub(super) page_bytes: u64,
@@ -194,10 +198,10 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Reason::Fastest => "the fastest",
-            Reason::AsFast => "as fast as the fastest, and gentler",
-            Reason::TooLittleTime => "by rule: too little time to measure",
-            Reason::TooLittleMemory => "by rule: too little memory to measure",
-            Reason::TooFewThreads => "by rule: the host started no second thread",
+            Reason::AsFast => "as fast, and gentler",
+            Reason::TooLittleTime => "by rule: too little time",
+            Reason::TooLittleMemory => "by rule: too little memory",
+            Reason::TooFewThreads => "by rule: no second thread",
             Reason::Overridden => "the caller's word",
         })
     }
@@ -216,108 +220,5 @@ impl fmt::Display for Choice {
             write!(f, "{before}{} {:.1}{after}", measured.method, measured.gb_per_s)?;
         }
         f.write_str(")")
-    }
-}
-
-impl fmt::Display for Calibration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}, pages of {}, {:.0} ms of {:.0}",
-            self.cpu.model_name(),
-            Size(self.page_bytes),
-            self.spent.as_secs_f64() * 1e3,
-            self.budget.as_secs_f64() * 1e3
-        )?;
-        for situation in Situation::ALL {
-            let (reads, workers) = match (situation.reuse, situation.concurrency) {
-                (Reuse::Cold, Concurrency::One) => ("cold memory", 1),
-                (Reuse::Cold, Concurrency::All) => ("cold memory", self.workers),
-                (Reuse::Soon, Concurrency::One) => ("read soon", 1),
-                (Reuse::Soon, Concurrency::All) => ("read soon", self.workers),
-            };
-            writeln!(f, "{reads}, workers at a time: {workers}")?;
-            for choice in self.choices_for(situation) {
-                let rate = choice.gb_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
-                writeln!(
-                    f,
-                    "  from {:>8}  {:<10} {rate:>6} GB/s  {choice}",
-                    Size(choice.from_bytes).to_string(),
-                    choice.method
-                )?;
-            }
-        }
-        write!(f, "workers a node that are enough: {}", self.workers_per_node)?;
-        for (rank, scaling) in self.scaling.iter().enumerate() {
-            let before = if rank == 0 { " (" } else { ", " };
-            write!(f, "{before}{}: {:.1} GB/s", scaling.workers, scaling.gb_per_s)?;
-        }
-        if self.scaling.is_empty() { Ok(()) } else { f.write_str(")") }
-    }
-}
-
-/// Bytes in the largest binary unit that divides them.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-        let fits = |(shift, _): &(u32, &str)| self.0 > 0 && self.0.trailing_zeros() >= *shift;
-        match units.into_iter().find(fits) {
-            Some((shift, unit)) => write!(f, "{} {unit}", self.0 >> shift),
-            None => write!(f, "{} B", self.0),
-        }
-    }
-}
-
-#[cfg(feature = "serde")]
-mod saved {
-    //! A calibration as it is read: believed only as a whole.
-
-    use super::{Calibration, CalibrationError, Choice, CpuDescription, Duration, Scaling, Situation};
-
-    #[derive(serde::Deserialize)]
-    pub(super) struct Saved {
-        cpu: CpuDescription,
-        page_bytes: u64,
-        workers: usize,
-        budget: Duration,
-        spent: Duration,
-        choices: Vec<Choice>,
-        scaling: Vec<Scaling>,
-        workers_per_node: usize,
-    }
-
-    impl TryFrom<Saved> for Calibration {
-        type Error = CalibrationError;
-
-        fn try_from(saved: Saved) -> Result<Self, CalibrationError> {
-            let Saved { cpu, page_bytes, workers, budget, spent, choices, scaling, workers_per_node } = saved;
-            let read = Self { cpu, page_bytes, workers, budget, spent, choices, scaling, workers_per_node };
-            match read.what_is_wrong() {
-                None => Ok(read),
-                Some(what) => Err(CalibrationError::Malformed { what }),
-            }
-        }
-    }
-
-    impl Calibration {
-        fn what_is_wrong(&self) -> Option<String> {
-            if self.workers == 0 || self.workers_per_node == 0 {
-                return Some("it names no worker".to_owned());
-            }
-            let rates = self.choices.iter().flat_map(|choice| {
-                choice.gb_per_s.into_iter().chain(choice.measured.iter().map(|measured| measured.gb_per_s))
-            });
-            let mut rates = rates.chain(self.scaling.iter().map(|scaling| scaling.gb_per_s));
-            if let Some(rate) = rates.find(|rate| !rate.is_finite() || *rate <= 0.0) {
-                return Some(format!("{rate} is no speed"));
-            }
-            Situation::ALL.into_iter().find_map(|situation| {
-                let ascending = self.choices_for(situation).map(|choice| choice.from_bytes);
-                (!ascending.is_sorted_by(|a, b| a < b))
-                    .then(|| format!("the lengths of its choices do not ascend ({situation:?})"))
-            })
-        }
     }
 }

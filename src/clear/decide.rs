@@ -10,6 +10,9 @@ use super::plan::{Concurrency, Reuse, Situation};
 /// Methods this close to the fastest count as equally fast.
 const AS_FAST: f64 = 0.98;
 
+/// One reading is no measurement: something else may have run.
+const LEAST_READINGS: usize = 2;
+
 /// A worker count this close to the fastest one is enough.
 const ENOUGH: f64 = 0.97;
 
@@ -136,12 +139,17 @@ impl Measurement {
         let least = fastest.map_or(0.0, |fastest| AS_FAST * fastest.gb_per_s);
         let as_fast = measured.iter().take_while(|measured| measured.gb_per_s >= least);
         let gentlest = as_fast.min_by_key(|measured| rank(measured.method)).copied();
-        let (method, gb_per_s, reason) = match (fastest, gentlest) {
+        let enough = fastest.is_some_and(|fastest| fastest.readings >= LEAST_READINGS);
+        let (method, gb_per_s, reason) = match (fastest, gentlest.filter(|_| enough)) {
             (Some(fastest), Some(chosen)) if fastest.method == chosen.method => {
                 (chosen.method, Some(chosen.gb_per_s), Reason::Fastest)
             }
             (_, Some(chosen)) => (chosen.method, Some(chosen.gb_per_s), Reason::AsFast),
-            (_, None) => (self.cpu.choose(size_class, situation.reuse), None, self.why_not(read, size_class)),
+            (_, None) => {
+                let ruled = self.cpu.choose(size_class, situation.reuse);
+                let once = measured.iter().find(|measured| measured.method == ruled);
+                (ruled, once.map(|once| once.gb_per_s), self.why_not(read, size_class))
+            }
         };
         let Situation { reuse, concurrency } = situation;
         let from_bytes = size_class / 2;

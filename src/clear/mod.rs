@@ -15,7 +15,10 @@ mod plan;
 mod portable;
 mod rule;
 mod run;
+#[cfg(feature = "serde")]
+mod saved;
 mod stain;
+mod table;
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 mod tests;
