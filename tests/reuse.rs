@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{KIB, MIB, PAGE, all_zero, allowed_cpus, assert_exact, fill, is_zero, one_node};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vm_zeroing::{
-    Calibration, CalibrationError, Clearer, Concurrency, CpuDescription, Intent, Method, Reuse, ZeroRequest,
-    ZeroingService, ZeroingServiceBuilder,
+    BuildError, Calibration, CalibrationError, Clearer, Concurrency, CpuDescription, Intent, Method, Reuse,
+    ZeroRequest, ZeroingService, ZeroingServiceBuilder,
 };
 
 /// The run that one worker clears at once, and the largest job that one worker does alone.
