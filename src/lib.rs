@@ -75,6 +75,7 @@ mod hugepages;
 mod job;
 mod pool;
 mod service;
+mod sync;
 mod sys;
 mod topology;
 

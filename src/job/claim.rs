@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{JobCore, Notes, StopReason, lock};
+use super::core::{JobCore, Notes};
+use super::course::StopReason;
 use super::report::WorkerShare;
 use super::work::{Hand, Piece, Prepared, Work};
 use super::{Cause, Outcome};
@@ -41,7 +42,7 @@ impl Claim {
 
     /// May the worker store? Asked after `prepare`, which may have taken long.
     pub(crate) fn confirm(&self) -> bool {
-        lock(&self.core.books).tally.confirm(self.extent)
+        self.core.confirm(self.extent)
     }
 
     /// Does the work, after `confirm` said yes.
@@ -104,20 +105,16 @@ impl Claim {
         if let Some(node) = finished {
             core.advance(self.extent.len, node.or(self.hand.node));
         }
-        let mut books = lock(&core.books);
-        if !books.tally.close(self.extent, finished.is_some()) {
-            return;
-        }
-        let notes = &mut books.notes;
-        let share = notes.shares.entry(self.hand.worker).or_insert_with(|| WorkerShare::of(self.hand));
-        share.cpu_time += spent;
-        if finished.is_some() {
-            share.bytes += self.extent.len;
-            share.chunks += 1;
-            notes.steals += u64::from(self.hand.stolen);
-            write(notes);
-        }
-        core.end_if_due(books);
+        core.close(self.extent, finished.is_some(), |notes| {
+            let share = notes.shares.entry(self.hand.worker).or_insert_with(|| WorkerShare::of(self.hand));
+            share.cpu_time += spent;
+            if finished.is_some() {
+                share.bytes += self.extent.len;
+                share.chunks += 1;
+                notes.steals += u64::from(self.hand.stolen);
+                write(notes);
+            }
+        });
     }
 }
 

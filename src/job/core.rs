@@ -1,27 +1,17 @@
-//! A job as the workers see it: claims, the books, and how it ends.
-//!
-//! # Why nothing is stored after the end, and nothing is published before the stores
-//!
-//! Claims are taken, confirmed and closed under the lock of the books, and so is the end (see `tally` for the
-//! rules):
-//! - a worker stores only between a granted `confirm` and `close`, and while one does the job is not ended, not
-//!   even over a worker's head. So no store follows the end;
-//! - `perform` returns after the fence, on the core that stored; `close` then takes the lock. Whoever ends the
-//!   job takes the same lock later, so it sees every worker's stores, and publishes through `done` (release),
-//!   which waiters read (acquire). So the stores of all workers happen before a waiter sees the end, and
-//!   before the eventfd becomes readable.
+//! A job as the workers see it: what is written down meanwhile, and the report of it. How it ends: `course`.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::claim::Claim;
+use super::course::{Course, StopReason, Subject};
 use super::report::{NodeProgress, WorkerShare};
-use super::tally::Tally;
+use super::tally::Held;
+use super::token::{Token, Unseen};
 use super::work::{Hand, Work, WorkRegion};
 use super::{Cause, Outcome, Outcomes, Progress, RangeReport, Report};
 use crate::clear::Method;
@@ -29,9 +19,6 @@ use crate::error::JobError;
 use crate::extent::Extent;
 use crate::sys::CompletionFd;
 use crate::topology::NodeId;
-
-/// How long a stopping job waits for workers that have not come back from a page fault.
-const STALL_GRACE: Duration = Duration::from_millis(500);
 
 /// Which jobs go first. Looked at again after every chunk of every worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,16 +38,6 @@ impl Priority {
     pub const ALL: [Priority; 3] = [Priority::Urgent, Priority::Normal, Priority::Background];
 }
 
-/// Why a job stops before its bytes are done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StopReason {
-    Cancelled,
-    DeadlinePassed,
-    ServiceClosed,
-    /// A failure that ends the job: shortage while booting, a panic.
-    Failed,
-}
-
 /// What a job has to tell so far.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
@@ -71,13 +48,6 @@ pub(super) struct Notes {
     pub(super) by_method: BTreeMap<Method, u64>,
     pub(super) shares: BTreeMap<u32, WorkerShare>,
     pub(super) steals: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct Books {
-    pub(super) tally: Tally,
-    pub(super) notes: Notes,
-    stopped: Option<(StopReason, Instant)>,
     /// Given up at the end, so that a handle to a finished job keeps no guest memory alive.
     work: Option<Arc<dyn Work>>,
 }
@@ -97,9 +67,7 @@ pub(crate) struct Surroundings {
     /// The nodes of the machine, ascending.
     pub(crate) nodes: Arc<[NodeId]>,
     pub(crate) warden: Option<Arc<dyn Warden>>,
-    /// A job was done by the thread that submitted it, and nobody has asked for its end yet: more that come now
-    /// are a burst.
-    pub(crate) unseen: Arc<AtomicBool>,
+    pub(crate) unseen: Unseen,
 }
 
 /// Looks after jobs whose workers may be stuck.
@@ -111,7 +79,7 @@ pub(crate) trait Warden: Send + Sync + std::fmt::Debug {
     fn left_behind(&self, workers: &[u32]);
 }
 
-/// A job as the workers see it. See the module's text for the protocol.
+/// A job as the workers see it.
 #[derive(Debug)]
 pub(crate) struct JobCore {
     own: Weak<JobCore>,
@@ -123,18 +91,8 @@ pub(crate) struct JobCore {
     pub(super) progress: AtomicU64,
     /// For each node of the surroundings; none where there is only one.
     by_node: Box<[AtomicU64]>,
-    /// The job is stopping or over: no extent of it is worth splitting.
-    idle: AtomicBool,
-    /// This is the job that `Surroundings::unseen` is about.
-    is_unseen: AtomicBool,
-    pub(super) books: Mutex<Books>,
-    changed: Condvar,
-    /// How it ended: from here on no worker touches the memory.
-    done: OnceLock<Result<Arc<Report>, JobError>>,
-    /// The thread that lets go of the memory.
-    releaser: OnceLock<ThreadId>,
-    /// The memory has been let go as well: waiters return.
-    released: AtomicBool,
+    token: Token,
+    course: Course<Notes, Result<Arc<Report>, JobError>>,
     completion: CompletionFd,
 }
 
@@ -149,8 +107,9 @@ impl JobCore {
         let total = regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
         let completion = CompletionFd::new()?;
         let nodes = if surroundings.nodes.len() > 1 { surroundings.nodes.len() } else { 0 };
-        let books =
-            Books { tally: Tally::new(total), notes: Notes::default(), stopped: None, work: Some(work) };
+        let notes = Notes { work: Some(work), ..Notes::default() };
+        let token = Token::of(&surroundings.unseen);
+        let course = Course::new(total, terms.deadline, notes);
         let core = Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
             regions,
@@ -160,20 +119,11 @@ impl JobCore {
             total,
             progress: AtomicU64::new(0),
             by_node: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
-            idle: AtomicBool::new(false),
-            is_unseen: AtomicBool::new(false),
-            books: Mutex::new(books),
-            changed: Condvar::new(),
-            done: OnceLock::new(),
-            releaser: OnceLock::new(),
-            released: AtomicBool::new(false),
+            token,
+            course,
             completion,
         });
-        if total == 0 {
-            core.end_if_due(lock(&core.books));
-        } else if let Some(deadline) = core.terms.deadline {
-            core.be_looked_at(deadline);
-        }
+        core.course.begin(core.as_ref());
         Ok(core)
     }
 
@@ -221,64 +171,35 @@ impl JobCore {
 
     /// How it ended, once the memory is let go as well; that memory's destructor is told before.
     pub(crate) fn result(&self) -> Option<&Result<Arc<Report>, JobError>> {
-        let releases = || self.releaser.get() == Some(&thread::current().id());
-        self.done.get().filter(|_| self.released.load(Ordering::Acquire) || releases())
+        self.course.result()
     }
 
     /// Takes the place of the one job that its submitter does itself; `false` if there is one whose end nobody
     /// has asked for.
     pub(crate) fn is_seen_at_once(&self) -> bool {
-        let free = !self.surroundings.unseen.swap(true, Ordering::AcqRel);
-        self.is_unseen.store(free, Ordering::Release);
-        free
-    }
-
-    /// Somebody has asked for the end, and got it.
-    fn be_seen(&self) {
-        if self.is_unseen.swap(false, Ordering::AcqRel) {
-            self.surroundings.unseen.store(false, Ordering::Release);
-        }
+        self.token.take()
     }
 
     /// Asks the job to stop. The first reason counts; after the end it changes nothing. Ends it at once where
     /// no worker holds any of it.
     pub(crate) fn stop(&self, reason: StopReason) {
-        self.stop_under(lock(&self.books), reason);
-    }
-
-    fn stop_under(&self, mut books: MutexGuard<'_, Books>, reason: StopReason) {
-        if books.tally.has_ended() || books.stopped.is_some() {
-            return;
-        }
-        let now = Instant::now();
-        books.stopped = Some((reason, now));
-        books.tally.stop();
-        self.idle.store(true, Ordering::Release);
-        if !self.end_if_due(books) {
-            self.be_looked_at(now + STALL_GRACE);
-            self.changed.notify_all();
-        }
-    }
-
-    fn be_looked_at(&self, when: Instant) {
-        if let Some(warden) = &self.surroundings.warden {
-            warden.look_at(Weak::clone(&self.own), when);
-        }
+        self.course.stop(self, reason);
     }
 
     /// Claims a chunk for a hand; `None` if the job is over or stopping: then nobody need care for it.
     pub(crate) fn claim(self: &Arc<Self>, extent: Extent, hand: Hand) -> Option<Claim> {
-        let mut books = lock(&self.books);
-        if self.terms.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            self.stop_under(books, StopReason::DeadlinePassed);
-            return None;
-        }
-        let work = books.work.clone()?;
-        if !books.tally.claim(extent, hand.worker) {
-            return None;
-        }
-        drop(books);
+        let work = self.course.claim(self.as_ref(), extent, hand.worker, |notes| notes.work.clone())?;
         Some(Claim::new(Arc::clone(self), work, extent, hand))
+    }
+
+    /// May the holder store?
+    pub(super) fn confirm(&self, extent: Extent) -> bool {
+        self.course.confirm(extent)
+    }
+
+    /// The holder lets go; `write` sees the notes, unless the job has ended meanwhile.
+    pub(super) fn close(&self, extent: Extent, finished: bool, write: impl FnOnce(&mut Notes)) {
+        self.course.close(self, extent, finished, write);
     }
 
     /// Whether a failure with this cause ends the whole job.
@@ -292,116 +213,18 @@ impl JobCore {
 
     /// Whether an extent of this job is still worth splitting.
     pub(crate) fn is_running(&self) -> bool {
-        !self.idle.load(Ordering::Acquire)
+        self.course.is_running()
     }
 
     /// Does what is due by now, a passed deadline or an end over the heads of stuck workers; says when there
     /// is something to look at again.
     pub(crate) fn tend(&self, now: Instant) -> Option<Instant> {
-        let books = lock(&self.books);
-        if books.tally.has_ended() {
-            return None;
-        }
-        match (books.stopped, self.terms.deadline) {
-            (Some((_, stopped)), _) if now >= stopped + STALL_GRACE => {
-                if books.tally.may_end_over_heads() {
-                    self.end(books);
-                    return None;
-                }
-                // A store is under way: it ends within a chunk.
-                Some(now + STALL_GRACE / 10)
-            }
-            (Some((_, stopped)), _) => Some(stopped + STALL_GRACE),
-            (None, Some(deadline)) if now >= deadline => {
-                self.stop_under(books, StopReason::DeadlinePassed);
-                Some(now + STALL_GRACE)
-            }
-            (None, deadline) => deadline,
-        }
+        self.course.tend(self, now)
     }
 
     /// Waits for the end and the memory's being let go, until `until` at the latest.
     pub(crate) fn wait_until(&self, until: Option<Instant>) -> Option<Result<Arc<Report>, JobError>> {
-        loop {
-            if let Some(result) = self.result() {
-                self.be_seen();
-                return Some(result.clone());
-            }
-            let now = Instant::now();
-            if until.is_some_and(|until| now >= until) {
-                return None;
-            }
-            // The warden does it as well, where there is one.
-            let next = self.tend(now);
-            let books = lock(&self.books);
-            if self.result().is_some() {
-                continue;
-            }
-            let wake = [next, until].into_iter().flatten().min();
-            match wake {
-                Some(at) => {
-                    let timeout = at.saturating_duration_since(now);
-                    drop(self.changed.wait_timeout(books, timeout).unwrap_or_else(PoisonError::into_inner));
-                }
-                None => drop(self.changed.wait(books).unwrap_or_else(PoisonError::into_inner)),
-            }
-        }
-    }
-
-    /// Ends the job if it is due; says whether it is over.
-    pub(super) fn end_if_due(&self, books: MutexGuard<'_, Books>) -> bool {
-        if books.tally.is_due() {
-            self.end(books);
-            return true;
-        }
-        books.tally.has_ended()
-    }
-
-    /// The end, once: by whoever closed the last claim, or over the heads of stuck workers.
-    fn end(&self, mut books: MutexGuard<'_, Books>) {
-        let Some(held) = books.tally.end() else { return };
-        self.idle.store(true, Ordering::Release);
-        let mut notes = std::mem::take(&mut books.notes);
-        let (work, stopped) = (books.work.take(), books.stopped);
-        drop(books);
-        let in_flight: u64 = held.iter().map(|held| held.extent.len).sum();
-        for held in &held {
-            notes.outcomes.record(held.extent, Outcome::InFlight);
-        }
-        // Of a fragmented memory the report is long: nobody waits for the books meanwhile.
-        let report = Arc::new(self.report(&notes));
-        if let Some(work) = &work {
-            work.finish(&self.regions, &notes.outcomes);
-        }
-        let result = match (&notes.first_failure, stopped.map(|(reason, _)| reason)) {
-            _ if report.is_all_zero() => Ok(report),
-            _ if in_flight > 0 => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
-            (Some((extent, cause)), _) => {
-                let (start, cause) = (self.address(extent), cause.clone());
-                Err(JobError::Failed { start, len: extent.len, cause, report })
-            }
-            (None, Some(StopReason::DeadlinePassed)) => Err(JobError::DeadlinePassed { report }),
-            (None, Some(StopReason::ServiceClosed)) => Err(JobError::ServiceClosed { report }),
-            (None, _) => Err(JobError::Cancelled { report }),
-        };
-        tracing::debug!(bytes = self.total, all_zero = result.is_ok(), "job over");
-        // `end` runs once, so the cell is empty.
-        let _ = self.done.set(result);
-        // The memory may own anything, this job's last handle or the service included, and its destructor may
-        // wait for the job or panic: it goes after `done` and before `wait` returns to anybody else.
-        let _ = self.releaser.set(thread::current().id());
-        if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
-            tracing::error!("the destructor of a job's memory panicked");
-        }
-        self.released.store(true, Ordering::Release);
-        // Whoever looked at `released` under the lock and found nothing is waiting by now.
-        drop(lock(&self.books));
-        self.changed.notify_all();
-        self.completion.signal();
-        if let (Some(warden), false) = (&self.surroundings.warden, held.is_empty()) {
-            let workers: Vec<u32> = held.iter().map(|held| held.worker).collect();
-            warden.left_behind(&workers);
-        }
+        self.course.wait_until(self, until).inspect(|_| self.token.give_back())
     }
 
     fn address(&self, extent: &Extent) -> u64 {
@@ -434,14 +257,53 @@ impl JobCore {
     }
 }
 
-impl Drop for JobCore {
-    fn drop(&mut self) {
-        // Nobody can ask any more.
-        self.be_seen();
+impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
+    fn conclude(
+        &self,
+        notes: &mut Notes,
+        stopped: Option<StopReason>,
+        held: &[Held],
+    ) -> Result<Arc<Report>, JobError> {
+        let in_flight: u64 = held.iter().map(|held| held.extent.len).sum();
+        for held in held {
+            notes.outcomes.record(held.extent, Outcome::InFlight);
+        }
+        let report = Arc::new(self.report(notes));
+        if let Some(work) = &notes.work {
+            work.finish(&self.regions, &notes.outcomes);
+        }
+        let result = match (&notes.first_failure, stopped) {
+            _ if report.is_all_zero() => Ok(report),
+            _ if in_flight > 0 => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
+            (Some((extent, cause)), _) => {
+                let (start, cause) = (self.address(extent), cause.clone());
+                Err(JobError::Failed { start, len: extent.len, cause, report })
+            }
+            (None, Some(StopReason::DeadlinePassed)) => Err(JobError::DeadlinePassed { report }),
+            (None, Some(StopReason::ServiceClosed)) => Err(JobError::ServiceClosed { report }),
+            (None, _) => Err(JobError::Cancelled { report }),
+        };
+        tracing::debug!(bytes = self.total, all_zero = result.is_ok(), "job over");
+        result
     }
-}
 
-/// What a mutex guards, also after a panic elsewhere: every change under these locks is whole.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn let_go(&self, notes: Notes) {
+        if catch_unwind(AssertUnwindSafe(|| drop(notes))).is_err() {
+            tracing::error!("the destructor of a job's memory panicked");
+        }
+    }
+
+    fn tell(&self, held: &[Held]) {
+        self.completion.signal();
+        if let (Some(warden), false) = (&self.surroundings.warden, held.is_empty()) {
+            let workers: Vec<u32> = held.iter().map(|held| held.worker).collect();
+            warden.left_behind(&workers);
+        }
+    }
+
+    fn be_looked_at(&self, when: Instant) {
+        if let Some(warden) = &self.surroundings.warden {
+            warden.look_at(Weak::clone(&self.own), when);
+        }
+    }
 }

@@ -2,11 +2,13 @@
 
 mod claim;
 mod core;
+mod course;
 mod outcome;
 mod report;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod token;
 mod work;
 
 use std::os::fd::BorrowedFd;
@@ -14,10 +16,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::core::Priority;
-pub(crate) use self::core::{JobCore, StopReason, Surroundings, Terms, Warden, lock};
+pub(crate) use self::core::{JobCore, Surroundings, Terms, Warden};
+pub(crate) use course::StopReason;
 pub(crate) use outcome::Outcomes;
 pub use outcome::{Cause, Outcome};
 pub use report::{NodeProgress, Progress, RangeReport, Report, WorkerShare};
+pub(crate) use token::Unseen;
 pub(crate) use work::{Hand, Piece, Prepared, Work, WorkRegion};
 
 use crate::error::JobError;

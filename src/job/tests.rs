@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::claim::Claim;
-use super::core::{JobCore, Priority, StopReason, Surroundings, Terms};
+use super::core::{JobCore, Priority, Surroundings, Terms};
+use super::course::StopReason;
 use super::{Cause, Hand, Outcome, Outcomes, Piece, Prepared, Work, WorkRegion};
 use crate::clear::Method;
 use crate::error::JobError;

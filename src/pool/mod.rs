@@ -7,6 +7,7 @@
 
 mod crew;
 mod machine;
+mod register;
 mod shared;
 mod sleep;
 mod staff;
@@ -14,7 +15,7 @@ mod watchdog;
 mod worker;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ use crossbeam::deque::Worker as Deque;
 
 use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
-use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Warden, Work, WorkRegion, lock};
+use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Unseen, Warden, Work, WorkRegion};
+use crate::sync::lock;
 use crate::topology::{NodeId, Topology};
 use crew::Post;
 pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
@@ -78,7 +80,6 @@ pub(crate) struct Pool {
     watchdog: Option<Arc<Watchdog>>,
     /// Disconnected when the last thread has left.
     leaving: Mutex<mpsc::Receiver<()>>,
-    jobs: Mutex<Known>,
     /// Regions without a policy node start at the places in turn.
     turn: AtomicUsize,
     surroundings: Surroundings,
@@ -86,24 +87,6 @@ pub(crate) struct Pool {
     small: u64,
     /// The process the workers live in.
     process: u32,
-}
-
-/// The jobs that may not be over yet.
-#[derive(Debug, Default)]
-struct Known {
-    jobs: Vec<Weak<JobCore>>,
-    /// How many there may be before those that are gone are struck out.
-    tidy_at: usize,
-}
-
-impl Known {
-    fn add(&mut self, job: &Arc<JobCore>) {
-        if self.jobs.len() >= self.tidy_at {
-            self.jobs.retain(|known| known.strong_count() > 0);
-            self.tidy_at = 2 * self.jobs.len() + 16;
-        }
-        self.jobs.push(Arc::downgrade(job));
-    }
 }
 
 impl Pool {
@@ -138,9 +121,8 @@ impl Pool {
             workers,
             watchdog: None,
             leaving: Mutex::new(leaving),
-            jobs: Mutex::default(),
             turn: AtomicUsize::new(0),
-            surroundings: Surroundings { nodes, warden: None, unseen: Arc::default() },
+            surroundings: Surroundings { nodes, warden: None, unseen: Unseen::default() },
             chunk,
             small,
             process: std::process::id(),
@@ -187,13 +169,8 @@ impl Pool {
         let surroundings = self.surroundings.clone();
         let job = JobCore::new(Arc::clone(&work), regions, terms, surroundings)
             .map_err(RequestError::CompletionFd)?;
-        {
-            // Under the lock that `close` takes, so that a job is either refused or found by it.
-            let mut jobs = lock(&self.jobs);
-            if self.shared.closing.load(Ordering::Acquire) {
-                return Err(RequestError::Closed);
-            }
-            jobs.add(&job);
+        if !self.shared.register.enter(&job) {
+            return Err(RequestError::Closed);
         }
         if job.total() == 0 {
             return Ok(job);
@@ -253,21 +230,13 @@ impl Pool {
     }
 
     /// Stops every job and joins the workers. Returns within a bounded time: workers stuck in a page fault
-    /// are reported and left alone, and so are jobs whose stores are stuck.
+    /// are reported and left alone, and so are jobs whose stores are stuck. Why every job ends: see `register`.
     pub(crate) fn close(&self) {
         if std::process::id() != self.process {
             // A forked child: these threads are not here, and whoever held a lock in the parent is not either.
             return;
         }
-        let jobs: Vec<Arc<JobCore>> = {
-            let jobs = lock(&self.jobs);
-            if self.shared.closing.load(Ordering::Acquire) {
-                return;
-            }
-            let jobs: Vec<Arc<JobCore>> = jobs.jobs.iter().filter_map(Weak::upgrade).collect();
-            self.shared.closing.store(true, Ordering::Release);
-            jobs
-        };
+        let Some(jobs) = self.shared.register.close() else { return };
         jobs.iter().for_each(|job| job.stop(StopReason::ServiceClosed));
         self.shared.wake_all();
         if let Some(watchdog) = &self.watchdog {

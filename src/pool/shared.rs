@@ -7,9 +7,11 @@ use std::time::Instant;
 use crossbeam::deque::{Injector, Steal, Stealer};
 
 use super::machine::{Place, Plan, Throttle};
+use super::register::Register;
 use super::sleep::Dormitory;
 use super::{LANES, Task};
-use crate::job::lock;
+use crate::job::JobCore;
+use crate::sync::lock;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -21,7 +23,7 @@ pub(super) struct Shared {
     pub(super) dormitories: Vec<Dormitory>,
     /// Who was stuck and is to leave when it comes back, by the worker's number.
     replaced: Vec<AtomicBool>,
-    pub(super) closing: AtomicBool,
+    pub(super) register: Register<JobCore>,
     throttle: Mutex<Throttle>,
     /// Whether there is a rate at all, to be read without the lock.
     throttled: AtomicBool,
@@ -37,7 +39,7 @@ impl Shared {
             replaced: stealers.iter().map(|_| AtomicBool::new(false)).collect(),
             stealers,
             plan,
-            closing: AtomicBool::new(false),
+            register: Register::default(),
             throttle: Mutex::new(Throttle::new(rate)),
             throttled: AtomicBool::new(rate.is_some()),
             began: Instant::now(),

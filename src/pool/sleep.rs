@@ -1,4 +1,4 @@
-//! Parking idle workers without losing a task.
+//! Parking idle workers without losing a task. The same file runs under `loom` (`tests/loom`).
 //!
 //! # Why no task is slept through
 //!
@@ -14,9 +14,7 @@
 //! And a worker that finds a task by its look although a permit was issued for it passes the wake on, since
 //! the task that the permit was issued for may be another one.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use crate::sync::{AtomicUsize, Condvar, Instant, Mutex, Ordering, PoisonError, fence, lock};
 
 /// The idle workers of one node.
 #[derive(Debug, Default)]
@@ -44,6 +42,52 @@ pub(crate) enum Rested<T> {
     Found { what: T, owes_a_wake: bool },
 }
 
+/// A worker from its first task to its leave.
+pub(crate) trait Shift {
+    type Task;
+
+    fn is_to_leave(&self) -> bool;
+
+    /// Takes a task from wherever there is one for it.
+    fn find(&self) -> Option<Self::Task>;
+
+    /// When something may be found that waits for its time.
+    fn look_again_at(&self) -> Option<Instant>;
+
+    /// Where it sleeps.
+    fn dormitory(&self) -> Option<&Dormitory>;
+
+    /// Wakes somebody else for what it was woken for.
+    fn pass_wake_on(&self);
+
+    fn execute(&self, task: Self::Task);
+
+    /// Works, and sleeps while there is nothing to do, until it is to leave.
+    fn work(&self) {
+        while !self.is_to_leave() {
+            if let Some(task) = self.find().or_else(|| self.rest()) {
+                self.execute(task);
+            }
+        }
+    }
+
+    fn rest(&self) -> Option<Self::Task> {
+        let rested = self.dormitory()?.sleep_unless(|| {
+            // `Ok` keeps the worker up; an empty answer of one that leaves ends the loop of `work`.
+            if self.is_to_leave() {
+                Ok(None)
+            } else {
+                self.find().map(Some).ok_or_else(|| self.look_again_at())
+            }
+        });
+        let Rested::Found { what, owes_a_wake } = rested else { return None };
+        if owes_a_wake {
+            self.pass_wake_on();
+        }
+        what
+    }
+}
+
 impl Dormitory {
     /// Wakes one idle worker, if there is one. Called after a task was pushed.
     pub(crate) fn wake_one(&self) -> bool {
@@ -51,7 +95,7 @@ impl Dormitory {
         if self.idle.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let mut beds = self.lock();
+        let mut beds = lock(&self.beds);
         if beds.idle == 0 {
             return false;
         }
@@ -65,16 +109,16 @@ impl Dormitory {
 
     /// Wakes everybody, to see that the pool closes.
     pub(crate) fn wake_all(&self) {
-        self.change(&mut self.lock(), |beds| beds.permits += std::mem::take(&mut beds.idle));
+        self.change(&mut lock(&self.beds), |beds| beds.permits += std::mem::take(&mut beds.idle));
         self.bell.notify_all();
     }
 
     /// Sleeps until woken, unless `look` finds something; no longer than the time it names instead, if any.
     pub(crate) fn sleep_unless<T>(&self, look: impl FnOnce() -> Result<T, Option<Instant>>) -> Rested<T> {
-        self.change(&mut self.lock(), |beds| beds.idle += 1);
+        self.change(&mut lock(&self.beds), |beds| beds.idle += 1);
         fence(Ordering::SeqCst);
         let found = look();
-        let mut beds = self.lock();
+        let mut beds = lock(&self.beds);
         match found {
             Ok(what) => {
                 // Whoever is asleep beside it keeps what is left of the two numbers.
@@ -109,10 +153,6 @@ impl Dormitory {
     fn change(&self, beds: &mut Beds, change: impl FnOnce(&mut Beds)) {
         change(beds);
         self.idle.store(beds.idle, Ordering::Relaxed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Beds> {
-        self.beds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +211,7 @@ mod tests {
             Err::<(), _>(Some(Instant::now()))
         });
         assert_eq!(rested, Rested::Woken);
-        let beds = dormitory.lock();
+        let beds = lock(&dormitory.beds);
         assert_eq!((beds.idle, beds.permits), (0, 0));
     }
 
@@ -236,7 +276,7 @@ mod tests {
         closing.store(true, Ordering::Release);
         dormitory.wake_all();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        let beds = dormitory.lock();
+        let beds = lock(&dormitory.beds);
         assert_eq!((beds.idle, dormitory.idle.load(Ordering::Acquire)), (0, 0));
     }
 }

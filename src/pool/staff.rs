@@ -1,7 +1,6 @@
 //! Who does what: threads become workers, a watchdog, and stand-ins for workers that are stuck.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
@@ -11,7 +10,7 @@ use super::shared::Shared;
 use super::watchdog::Watchdog;
 use super::worker::{Deques, Worker};
 use crate::error::BuildError;
-use crate::job::lock;
+use crate::sync::lock;
 use crate::topology::Topology;
 
 /// The threads that were given a duty.
@@ -83,7 +82,7 @@ impl Staff {
 
     /// Starts a stand-in for a worker that a job ended without. The worker leaves when it comes back.
     fn replace(&self, stuck: usize, crew: &Crew, topology: &Topology) {
-        if self.shared.closing.load(Ordering::Acquire) || !self.shared.set_replaced(stuck, true) {
+        if self.shared.register.is_closed() || !self.shared.set_replaced(stuck, true) {
             return;
         }
         let home = |number: usize| self.shared.plan.workers().get(number).copied();

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use crate::job::{JobCore, Warden, lock};
+use crate::job::{JobCore, Warden};
+use crate::sync::lock;
 
 /// What the watchdog thread is to look at. Its jobs know it as their [`Warden`].
 #[derive(Debug, Default)]

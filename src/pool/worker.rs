@@ -3,14 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crossbeam::deque::Worker as Deque;
 
 use super::machine::{Grain, Origin, Place, Queues};
 use super::shared::{Shared, persist};
-use super::sleep::Rested;
+use super::sleep::{Dormitory, Shift};
 use super::{LANES, Task};
 use crate::job::{Hand, Priority};
 use crate::topology::NodeId;
@@ -77,34 +76,20 @@ pub(super) struct Worker {
 impl Worker {
     /// Works until the pool closes or somebody else has taken over; gives its deques back, emptied.
     pub(super) fn run(self) -> Deques {
-        while !self.shared.closing.load(Ordering::Acquire) && !self.shared.is_replaced(self.index) {
-            if let Some((task, origin)) = self.find().or_else(|| self.rest()) {
-                self.execute(task, origin);
-            }
-        }
+        self.work();
         for task in self.deques.iter().flat_map(|deque| std::iter::from_fn(|| deque.pop())) {
             // Whoever has taken over finds it there; nobody does where the pool closes.
             self.shared.send(self.home, task);
         }
         self.deques
     }
+}
 
-    fn rest(&self) -> Option<(Task, Origin)> {
-        let dormitory = self.shared.dormitories.get(self.home)?;
-        let rested = dormitory.sleep_unless(|| {
-            let leaving = self.shared.closing.load(Ordering::Acquire) || self.shared.is_replaced(self.index);
-            // `Ok` keeps the worker up; an empty answer of one that leaves ends the loop of `run`.
-            if leaving {
-                Ok(None)
-            } else {
-                self.find().map(Some).ok_or_else(|| self.shared.throttled_until())
-            }
-        });
-        let Rested::Found { what, owes_a_wake } = rested else { return None };
-        if owes_a_wake {
-            self.shared.wake_near(self.home);
-        }
-        what
+impl Shift for Worker {
+    type Task = (Task, Origin);
+
+    fn is_to_leave(&self) -> bool {
+        self.shared.register.is_closed() || self.shared.is_replaced(self.index)
     }
 
     /// What comes next: by priority, then by distance.
@@ -115,7 +100,19 @@ impl Worker {
         })
     }
 
-    fn execute(&self, task: Task, origin: Origin) {
+    fn look_again_at(&self) -> Option<Instant> {
+        self.shared.throttled_until()
+    }
+
+    fn dormitory(&self) -> Option<&Dormitory> {
+        self.shared.dormitories.get(self.home)
+    }
+
+    fn pass_wake_on(&self) {
+        self.shared.wake_near(self.home);
+    }
+
+    fn execute(&self, (task, origin): (Task, Origin)) {
         let Task { job, extent, believed, .. } = task;
         if !job.is_running() {
             return;
