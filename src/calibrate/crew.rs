@@ -12,8 +12,8 @@ use super::order::{Order, Span};
 use super::ring::{Patience, Ring};
 use super::schedule::{Round, Schedule};
 use crate::clear::{Clearer, Method, Shortfall};
-use crate::job::lock;
 use crate::pool::{STACK, settle_in};
+use crate::sync::lock;
 use crate::topology::NodeId;
 
 /// What all threads of a calibration know.
