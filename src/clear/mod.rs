@@ -17,7 +17,6 @@ mod rule;
 mod run;
 #[cfg(feature = "serde")]
 mod saved;
-mod stain;
 mod table;
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
@@ -30,10 +29,9 @@ pub use calibration::{Calibration, Choice, Measured, Reason, Scaling};
 pub use cpu::{CpuDescription, Vendor};
 pub(crate) use decide::{Measurement, Readings, Shortfall, upper_quartile};
 pub use method::Method;
-pub(crate) use pattern::filled_words;
+pub(crate) use pattern::{fill, filled_words};
 pub(crate) use plan::Situation;
 pub use plan::{Concurrency, Reuse};
-pub(crate) use stain::stain;
 pub(crate) use verify::first_nonzero;
 
 use crate::error::{CalibrationError, MethodError, RequestError};
