@@ -18,10 +18,10 @@
 //! - Each `close` and each `stop` looks whether the end is due, under the lock it changed the tally by. So the
 //!   end is never due without somebody who is about to see to it, except where a worker does not come back: then
 //!   whoever waits, and the warden where there is one, ends the job by `tend`.
-//! - Who waits looks at `released` under the lock and lets go of the lock by waiting. `end` stores `released`,
-//!   takes the lock and notifies: either its lock comes first, and the look finds `released`, or the look
-//!   does, and the notification finds somebody who waits. It is the same with `stop`, which notifies so that
-//!   whoever waits learns of a time to `tend` at.
+//! - Who waits looks at `released`, and at what there is to tend to, under one lock that it lets go of by waiting.
+//!   `end` stores `released`, takes the lock and notifies: either its lock comes first, and the look finds
+//!   `released`, or the look does, and the notification finds somebody who waits. It is the same with `stop`,
+//!   which notifies so that whoever waits learns of a time to `tend` at.
 
 use std::time::Duration;
 
@@ -66,6 +66,14 @@ struct Books<N> {
     tally: Tally,
     notes: N,
     stopped: Option<(StopReason, Instant)>,
+}
+
+/// What there is to do for a job whose workers do not see to it.
+enum Look {
+    Nothing,
+    Again(Instant),
+    DeadlinePassed,
+    EndOverHeads,
 }
 
 /// See the module's text for the protocol.
@@ -180,24 +188,32 @@ impl<N: Default, R: Clone> Course<N, R> {
     /// is something to look at again.
     pub(super) fn tend(&self, job: &impl Subject<N, R>, now: Instant) -> Option<Instant> {
         let books = lock(&self.books);
-        if books.tally.has_ended() {
-            return None;
-        }
-        match (books.stopped, self.deadline) {
-            (Some((_, stopped)), _) if now >= stopped + STALL_GRACE => {
-                if books.tally.may_end_over_heads() {
-                    self.end(job, books);
-                    return None;
-                }
-                // A store is under way: it ends within a chunk.
-                Some(now + STALL_GRACE / 10)
+        match self.look(&books, now) {
+            Look::Nothing => None,
+            Look::Again(when) => Some(when),
+            Look::EndOverHeads => {
+                self.end(job, books);
+                None
             }
-            (Some((_, stopped)), _) => Some(stopped + STALL_GRACE),
-            (None, Some(deadline)) if now >= deadline => {
+            Look::DeadlinePassed => {
                 self.stop_under(job, books, StopReason::DeadlinePassed);
                 Some(now + STALL_GRACE)
             }
-            (None, deadline) => deadline,
+        }
+    }
+
+    fn look(&self, books: &Books<N>, now: Instant) -> Look {
+        if books.tally.has_ended() {
+            return Look::Nothing;
+        }
+        match (books.stopped, self.deadline) {
+            (Some((_, stopped)), _) if now < stopped + STALL_GRACE => Look::Again(stopped + STALL_GRACE),
+            (Some(_), _) if books.tally.may_end_over_heads() => Look::EndOverHeads,
+            // A store is under way: it ends within a chunk.
+            (Some(_), _) => Look::Again(now + STALL_GRACE / 10),
+            (None, Some(deadline)) if now >= deadline => Look::DeadlinePassed,
+            (None, Some(deadline)) => Look::Again(deadline),
+            (None, None) => Look::Nothing,
         }
     }
 
@@ -211,14 +227,22 @@ impl<N: Default, R: Clone> Course<N, R> {
             if until.is_some_and(|until| now >= until) {
                 return None;
             }
-            // The warden does it as well, where there is one.
-            let next = self.tend(job, now);
+            // One lock from the look to the wait, so that no end and no stop comes between them unheard.
             let books = lock(&self.books);
             if self.result().is_some() {
                 continue;
             }
-            let wake = [next, until].into_iter().flatten().min();
-            match wake {
+            let next = match self.look(&books, now) {
+                Look::Nothing => None,
+                Look::Again(when) => Some(when),
+                Look::EndOverHeads | Look::DeadlinePassed => {
+                    drop(books);
+                    // The warden does it as well, where there is one.
+                    self.tend(job, now);
+                    continue;
+                }
+            };
+            match [next, until].into_iter().flatten().min() {
                 Some(at) => {
                     let timeout = at.saturating_duration_since(now);
                     drop(self.changed.wait_timeout(books, timeout).unwrap_or_else(PoisonError::into_inner));
