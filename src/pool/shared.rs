@@ -88,18 +88,13 @@ impl Shared {
         self.wake_all();
     }
 
-    /// Whether a background chunk may begin.
-    pub(super) fn background_may_go(&self) -> bool {
-        !self.throttled.load(Ordering::Acquire) || lock(&self.throttle).ask(self.began.elapsed()).is_ok()
-    }
-
-    /// When a background chunk may begin, if that is not now.
-    pub(super) fn throttled_until(&self) -> Option<Instant> {
+    /// Whether a background chunk may begin; if not, when, unless that is up to whoever changes the rate.
+    pub(super) fn background_may_go(&self) -> Result<(), Option<Instant>> {
         if !self.throttled.load(Ordering::Acquire) {
-            return None;
+            return Ok(());
         }
-        let until = lock(&self.throttle).ask(self.began.elapsed()).err()??;
-        self.began.checked_add(until)
+        let asked = lock(&self.throttle).ask(self.began.elapsed());
+        asked.map_err(|until| self.began.checked_add(until?))
     }
 
     pub(super) fn longest_background_chunk(&self) -> Option<u64> {

@@ -48,11 +48,9 @@ pub(crate) trait Shift {
 
     fn is_to_leave(&self) -> bool;
 
-    /// Takes a task from wherever there is one for it.
-    fn find(&self) -> Option<Self::Task>;
-
-    /// When something may be found that waits for its time.
-    fn look_again_at(&self) -> Option<Instant>;
+    /// Takes a task from wherever there is one for it. If there is none: when something may be found that waits
+    /// for its time.
+    fn find(&self) -> Result<Self::Task, Option<Instant>>;
 
     /// Where it sleeps.
     fn dormitory(&self) -> Option<&Dormitory>;
@@ -65,7 +63,7 @@ pub(crate) trait Shift {
     /// Works, and sleeps while there is nothing to do, until it is to leave.
     fn work(&self) {
         while !self.is_to_leave() {
-            if let Some(task) = self.find().or_else(|| self.rest()) {
+            if let Some(task) = self.find().ok().or_else(|| self.rest()) {
                 self.execute(task);
             }
         }
@@ -74,11 +72,7 @@ pub(crate) trait Shift {
     fn rest(&self) -> Option<Self::Task> {
         let rested = self.dormitory()?.sleep_unless(|| {
             // `Ok` keeps the worker up; an empty answer of one that leaves ends the loop of `work`.
-            if self.is_to_leave() {
-                Ok(None)
-            } else {
-                self.find().map(Some).ok_or_else(|| self.look_again_at())
-            }
+            if self.is_to_leave() { Ok(None) } else { self.find().map(Some) }
         });
         let Rested::Found { what, owes_a_wake } = rested else { return None };
         if owes_a_wake {

@@ -92,16 +92,20 @@ impl Shift for Worker {
         self.shared.register.is_closed() || self.shared.is_replaced(self.index)
     }
 
-    /// What comes next: by priority, then by distance.
-    fn find(&self) -> Option<(Task, Origin)> {
-        let open = |priority: &Priority| *priority != Priority::Background || self.shared.background_may_go();
-        Priority::ALL.into_iter().filter(open).find_map(|priority| {
-            self.shared.plan.next(self.index, &mut LaneOf { worker: self, lane: priority as usize })
-        })
-    }
-
-    fn look_again_at(&self) -> Option<Instant> {
-        self.shared.throttled_until()
+    /// What comes next: by priority, then by distance. If there is nothing: when to look again by oneself.
+    fn find(&self) -> Result<(Task, Origin), Option<Instant>> {
+        for priority in Priority::ALL {
+            if priority == Priority::Background {
+                // Asked once: who asked again for the time would be told "now" if it has come meanwhile, and
+                // sleep on what it did not look at.
+                self.shared.background_may_go()?;
+            }
+            let mut lane = LaneOf { worker: self, lane: priority as usize };
+            if let Some(found) = self.shared.plan.next(self.index, &mut lane) {
+                return Ok(found);
+            }
+        }
+        Err(None)
     }
 
     fn dormitory(&self) -> Option<&Dormitory> {
