@@ -16,7 +16,7 @@ pub struct Contest<'a> {
 /// The times of one contestant, a round each.
 pub struct Score {
     pub name: String,
-    times: Vec<Duration>,
+    pub times: Vec<Duration>,
 }
 
 impl<'a> Contest<'a> {
@@ -50,8 +50,7 @@ impl<'a> Contest<'a> {
 
     /// Every contestant once per round, each round starting with another, after one round that does not count.
     pub fn hold(self, rounds: usize) -> Vec<Score> {
-        let mut scores: Vec<Score> =
-            self.runs.iter().map(|(name, _)| Score { name: name.clone(), times: Vec::new() }).collect();
+        let mut scores: Vec<Score> = self.runs.iter().map(|(name, _)| Score::new(name)).collect();
         for round in 0..=rounds {
             for turn in 0..self.runs.len() {
                 let index = (round + turn) % self.runs.len();
@@ -66,10 +65,19 @@ impl<'a> Contest<'a> {
 }
 
 impl Score {
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), times: Vec::new() }
+    }
+
     pub fn median(&self) -> Duration {
+        self.quantile(0.5)
+    }
+
+    /// The time that this share of all is not above.
+    pub fn quantile(&self, share: f64) -> Duration {
         let mut sorted = self.times.clone();
         sorted.sort();
-        sorted[sorted.len() / 2]
+        sorted[((sorted.len() as f64 * share) as usize).min(sorted.len() - 1)]
     }
 
     pub fn fastest_and_slowest(&self) -> (Duration, Duration) {

@@ -4,7 +4,8 @@
 //! and what a virtual machine's neighbours take meanwhile would land on one side of a ratio. Here all
 //! contestants of a table take turns within every round, each on memory freshly filled with 0xA5 around
 //! the caches, and every result is read back. Ratios are medians of the rounds' own ratios.
-//! What a change did to one kernel is the business of `clear`, the other bench, which criterion does.
+//! What a change did to one kernel is the business of `clear`, which criterion does; what the pool adds to the
+//! stores, of `pool`.
 //!
 //! `cargo bench --bench speed`. Without `--bench` (`cargo test --benches`) it is a short rehearsal.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
@@ -19,6 +20,8 @@ mod contest;
 #[cfg(target_arch = "x86_64")]
 mod memory;
 #[cfg(target_arch = "x86_64")]
+mod print;
+#[cfg(target_arch = "x86_64")]
 mod tables;
 #[cfg(target_arch = "x86_64")]
 mod yardstick;
@@ -29,7 +32,8 @@ fn main() {
 
     let rehearsal = !std::env::args().any(|argument| argument == "--bench");
     let (bytes, rounds) = if rehearsal { (64 << 20, 1) } else { (1 << 30, 15) };
-    tables::print_machine(bytes, rounds);
+    print::machine();
+    println!("{} MiB of memory holding 0xA5, cold; medians of {rounds} interleaved rounds", bytes >> 20);
     let hugepages = Hugepages::reserve(2 * bytes as u64);
     if let Err(reason) = &hugepages {
         println!("\nNO HUGEPAGES ({reason}): the tables that need them are measured on 4 KiB pages instead.");
@@ -40,6 +44,4 @@ fn main() {
     tables::teardown(best, bytes, rounds);
     tables::all_workers(Pages::File4K, bytes, rounds);
     tables::all_workers(Pages::Anonymous4K, bytes, rounds);
-    tables::small_jobs(best, rounds * 200);
-    tables::service(if rehearsal { 5 } else { 100 });
 }

@@ -78,11 +78,22 @@ pub fn in_pieces((start, len): (usize, usize), piece: usize, run: impl Fn(usize,
 
 /// Threads that are there already, each let loose on an equal share of the memory at the same moment.
 pub fn plain_threads(memory: &Memory, count: usize, run: impl Fn((usize, usize)) + Sync) -> Duration {
+    settled_threads(memory, count, |_| (), run)
+}
+
+/// The same, each of them told its number before.
+pub fn settled_threads(
+    memory: &Memory,
+    count: usize,
+    settle: impl Fn(usize) + Sync,
+    run: impl Fn((usize, usize)) + Sync,
+) -> Duration {
     let gate = Barrier::new(count + 1);
     let start = thread::scope(|scope| {
-        for share in memory.shares(count) {
-            let (gate, run) = (&gate, &run);
+        for (number, share) in memory.shares(count).into_iter().enumerate() {
+            let (gate, settle, run) = (&gate, &settle, &run);
             scope.spawn(move || {
+                settle(number);
                 gate.wait();
                 gate.wait();
                 run(share);
