@@ -52,7 +52,7 @@ impl ServiceCore {
         let concurrency = if alone { Concurrency::One } else { Concurrency::All };
         let work = Arc::new(SourceWork { source, regions, clearing, purpose, concurrency, freshness });
         let core = self.pool.submit(work, work_regions, terms)?;
-        Ok(Job::new(core, cancel_on_drop))
+        Ok(Job::new(core, cancel_on_drop, self.pool.process()))
     }
 
     /// Initialises the first section of each node, and submits the job that initialises the rest.
@@ -64,7 +64,8 @@ impl ServiceCore {
         }
         let (work, regions) = Initialisation::new(table);
         let terms = Terms { priority: Priority::Background, deadline: None, stop_on_shortage: false };
-        Ok(Job::new(self.pool.submit(Arc::new(work), regions, terms)?, false))
+        let core = self.pool.submit(Arc::new(work), regions, terms)?;
+        Ok(Job::new(core, false, self.pool.process()))
     }
 
     /// Whether the workers exist in this process.
@@ -109,7 +110,6 @@ impl ZeroingService {
     ///
     /// [`RequestError`]; nothing was touched then.
     pub fn submit(&self, request: ZeroRequest) -> Result<Job, RequestError> {
-        self.core.pool.check_process()?;
         let (purpose, terms) = (request.purpose(), request.terms());
         let planned = request.plan(&self.core.clearing.numa)?;
         self.core.submit(planned, purpose, terms)

@@ -19,9 +19,9 @@
 //!   end is never due without somebody who is about to see to it, except where a worker does not come back: then
 //!   whoever waits, and the warden where there is one, ends the job by `tend`.
 //! - Who waits looks at `released`, and at what there is to tend to, under one lock that it lets go of by waiting.
-//!   `end` stores `released`, takes the lock and notifies: either its lock comes first, and the look finds
-//!   `released`, or the look does, and the notification finds somebody who waits. It is the same with `stop`,
-//!   which notifies so that whoever waits learns of a time to `tend` at.
+//!   `end` stores `released`, takes the lock, and notifies if anybody is counted as waiting then: either its lock
+//!   comes first, and the look finds `released`, or the look does, and the notification finds somebody who
+//!   waits. It is the same with `stop`, which notifies so that whoever waits learns of a time to `tend` at.
 
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ struct Books<N> {
     tally: Tally,
     notes: N,
     stopped: Option<(StopReason, Instant)>,
+    /// Threads that sleep in `wait_until`: where there are none, the end spares itself a system call.
+    waiting: usize,
 }
 
 /// What there is to do for a job whose workers do not see to it.
@@ -98,7 +100,7 @@ impl<N: Default, R: Clone> Course<N, R> {
         Self {
             deadline,
             idle: AtomicBool::new(false),
-            books: Mutex::new(Books { tally: Tally::new(total), notes, stopped: None }),
+            books: Mutex::new(Books { tally: Tally::new(total), notes, stopped: None, waiting: 0 }),
             changed: Condvar::new(),
             done: OnceLock::new(),
             releaser: OnceLock::new(),
@@ -228,7 +230,7 @@ impl<N: Default, R: Clone> Course<N, R> {
                 return None;
             }
             // One lock from the look to the wait, so that no end and no stop comes between them unheard.
-            let books = lock(&self.books);
+            let mut books = lock(&self.books);
             if self.result().is_some() {
                 continue;
             }
@@ -242,13 +244,15 @@ impl<N: Default, R: Clone> Course<N, R> {
                     continue;
                 }
             };
-            match [next, until].into_iter().flatten().min() {
+            books.waiting += 1;
+            books = match [next, until].into_iter().flatten().min() {
                 Some(at) => {
                     let timeout = at.saturating_duration_since(now);
-                    drop(self.changed.wait_timeout(books, timeout).unwrap_or_else(PoisonError::into_inner));
+                    self.changed.wait_timeout(books, timeout).unwrap_or_else(PoisonError::into_inner).0
                 }
-                None => drop(self.changed.wait(books).unwrap_or_else(PoisonError::into_inner)),
-            }
+                None => self.changed.wait(books).unwrap_or_else(PoisonError::into_inner),
+            };
+            books.waiting -= 1;
         }
     }
 
@@ -277,8 +281,10 @@ impl<N: Default, R: Clone> Course<N, R> {
         job.let_go(notes);
         self.released.store(true, Ordering::Release);
         // Whoever looked at `released` under the lock and found nothing is waiting by now.
-        drop(lock(&self.books));
-        self.changed.notify_all();
+        let waiting = lock(&self.books).waiting;
+        if waiting > 0 {
+            self.changed.notify_all();
+        }
         job.tell(&held);
     }
 }

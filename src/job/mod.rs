@@ -44,8 +44,9 @@ struct Handle {
 }
 
 impl Job {
-    pub(crate) fn new(core: Arc<JobCore>, cancel_on_drop: bool) -> Self {
-        Self { handle: Arc::new(Handle { core, cancel_on_drop, process: std::process::id() }) }
+    /// `process`: the one that the job was submitted in.
+    pub(crate) fn new(core: Arc<JobCore>, cancel_on_drop: bool, process: u32) -> Self {
+        Self { handle: Arc::new(Handle { core, cancel_on_drop, process }) }
     }
 
     /// Waits until the job is over. May be called any number of times, from any thread.

@@ -221,6 +221,11 @@ impl Pool {
         ready && job.is_seen_at_once()
     }
 
+    /// The process the workers live in.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
     /// Whether the workers exist in this process.
     pub(crate) fn check_process(&self) -> Result<(), RequestError> {
         match std::process::id() {
