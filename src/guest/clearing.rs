@@ -184,14 +184,34 @@ impl SourceWork {
         }
     }
 
-    /// Which pages of the chunk are there. Not asked of hugetlb files, where the answer proves nothing and
-    /// spares nothing, nor where it is known.
+    /// Which pages of the chunk are there, if that is worth knowing.
     fn survey(&self, chunk: &Chunk<'_>, extent: Extent) -> Survey {
+        if self.is_surveyed(extent) { self.clearing.presence.survey(chunk) } else { Survey::default() }
+    }
+
+    /// Not hugetlb files, where the answer proves nothing and spares nothing, nor where it is known.
+    fn is_surveyed(&self, extent: Extent) -> bool {
         let base_pages = self.region(extent).is_some_and(|region| region.work.page == page_size());
-        if !base_pages || matches!(self.freshness, Freshness::ByConstruction) {
-            return Survey::default();
-        }
-        self.clearing.presence.survey(chunk)
+        base_pages && !matches!(self.freshness, Freshness::ByConstruction)
+    }
+
+    fn prepare_surveyed(
+        &self,
+        chunk: &Chunk<'_>,
+        extent: Extent,
+        survey: &Survey,
+    ) -> Result<Prepared, Cause> {
+        let zero = self.holes(chunk, extent, survey);
+        let populates = self.purpose.strategy == Strategy::Populate;
+        let left = if populates { &[] } else { zero.as_slice() };
+        self.make_present(chunk, extent, survey, left)?;
+        let mut present = extent.pieces(left).filter(|(_, is_left)| !is_left);
+        let node = match present.next() {
+            Some((first, _)) => self.clearing.numa.of(&part(chunk, extent, first)?),
+            None => None,
+        };
+        drop(present);
+        Ok(Prepared { node, made_present: populates && !zero.is_empty(), zero })
     }
 
     /// The parts of the chunk that read zero without a store.
@@ -254,20 +274,16 @@ fn part<'c>(chunk: &'c Chunk<'_>, extent: Extent, piece: Extent) -> Result<Chunk
 
 impl Work for SourceWork {
     fn prepare(&self, extent: Extent) -> Result<Prepared, Cause> {
-        self.visit(extent, |chunk| {
-            let survey = self.survey(chunk, extent);
-            let zero = self.holes(chunk, extent, &survey);
-            let populates = self.purpose.strategy == Strategy::Populate;
-            let left = if populates { &[] } else { zero.as_slice() };
-            self.make_present(chunk, extent, &survey, left)?;
-            let mut present = extent.pieces(left).filter(|(_, is_left)| !is_left);
-            let node = match present.next() {
-                Some((first, _)) => self.clearing.numa.of(&part(chunk, extent, first)?),
-                None => None,
-            };
-            drop(present);
-            Ok(Prepared { node, made_present: populates && !zero.is_empty(), zero })
-        })?
+        self.visit(extent, |chunk| self.prepare_surveyed(chunk, extent, &self.survey(chunk, extent)))?
+    }
+
+    fn prepare_at_once(&self, extent: Extent) -> Option<Result<Prepared, Cause>> {
+        let prepared = self.visit(extent, |chunk| {
+            let survey = self.clearing.presence.survey(chunk);
+            let known = if self.is_surveyed(extent) { &survey } else { &Survey::default() };
+            survey.waits_for_nobody().then(|| self.prepare_surveyed(chunk, extent, known))
+        });
+        prepared.ok().flatten()
     }
 
     fn perform(&self, extent: Extent, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
@@ -289,11 +305,6 @@ impl Work for SourceWork {
             }
             Ok(pieces)
         })?
-    }
-
-    fn is_ready(&self, extent: Extent) -> bool {
-        let presence = &self.clearing.presence;
-        self.visit(extent, |chunk| presence.survey(chunk).waits_for_nobody()).unwrap_or(false)
     }
 
     fn may_be_narrowed(&self, extent: Extent, cause: &Cause) -> bool {

@@ -35,6 +35,11 @@ impl Claim {
         self.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(self.extent))
     }
 
+    /// As [`prepare`](Self::prepare), unless that might take long.
+    pub(crate) fn prepare_at_once(&self) -> Option<Result<Prepared, Cause>> {
+        self.work.as_ref().map_or(Some(Ok(Prepared::default())), |work| work.prepare_at_once(self.extent))
+    }
+
     /// Whether a shorter piece of the chunk might fare better.
     pub(crate) fn may_be_narrowed(&self, cause: &Cause) -> bool {
         self.work.as_ref().is_some_and(|work| work.may_be_narrowed(self.extent, cause))

@@ -180,6 +180,11 @@ impl JobCore {
         self.token.take()
     }
 
+    /// The workers do it after all.
+    pub(crate) fn leave_to_others(&self) {
+        self.token.give_back();
+    }
+
     /// Asks the job to stop. The first reason counts; after the end it changes nothing. Ends it at once where
     /// no worker holds any of it.
     pub(crate) fn stop(&self, reason: StopReason) {

@@ -15,6 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::claim::Claim;
 pub use self::core::Priority;
 pub(crate) use self::core::{JobCore, Surroundings, Terms, Warden};
 pub(crate) use course::StopReason;

@@ -72,10 +72,10 @@ pub(crate) trait Work: Send + Sync + fmt::Debug {
     /// job may end meanwhile.
     fn prepare(&self, chunk: Extent) -> Result<Prepared, Cause>;
 
-    /// Whether preparing this much would wait for nobody and take no time to speak of: then a caller's thread
-    /// may do it. "No" costs no more than the detour through a worker.
-    fn is_ready(&self, _extent: Extent) -> bool {
-        false
+    /// As [`prepare`](Self::prepare), on a caller's thread: `None` where that might wait for anybody, or take long.
+    /// "No" costs no more than the detour through a worker.
+    fn prepare_at_once(&self, _chunk: Extent) -> Option<Result<Prepared, Cause>> {
+        None
     }
 
     /// Does the work, and says what became of each byte of the chunk. Called only while the job is running;

@@ -167,8 +167,7 @@ impl Pool {
     ) -> Result<Arc<JobCore>, RequestError> {
         self.check_process()?;
         let surroundings = self.surroundings.clone();
-        let job = JobCore::new(Arc::clone(&work), regions, terms, surroundings)
-            .map_err(RequestError::CompletionFd)?;
+        let job = JobCore::new(work, regions, terms, surroundings).map_err(RequestError::CompletionFd)?;
         if !self.shared.register.enter(&job) {
             return Err(RequestError::Closed);
         }
@@ -184,41 +183,42 @@ impl Pool {
                     stolen: false,
                 }
             });
-        if self.workers == 0 || self.is_for_the_caller(&job, work.as_ref()) {
+        if self.workers == 0 || self.is_for_the_caller(&job) {
             let node =
                 self.surroundings.nodes.first().copied().filter(|_| self.surroundings.nodes.len() == 1);
             let mut tasks: Vec<Task> = tasks.collect();
             tasks.reverse();
-            drop(work);
-            Caller::work(node, tasks, self.chunk);
-        } else {
-            drop(work);
-            for task in tasks {
-                let place = match task.believed {
-                    Some(node) => self.shared.plan.place_for(node),
-                    None => self.turn.fetch_add(1, Ordering::Relaxed) % self.shared.plan.homes().len().max(1),
-                };
-                self.shared.send(place, task);
+            let left = Caller::work(node, tasks, self.chunk, self.workers > 0);
+            if !left.is_empty() {
+                job.leave_to_others();
+                left.into_iter().rev().for_each(|task| self.send(task));
             }
+        } else {
+            tasks.for_each(|task| self.send(task));
         }
         Ok(job)
     }
 
-    /// Whether the submitting thread does a job itself: a small one that waits for nobody takes it less time
-    /// than waking a worker. Not the second one of a burst, which the workers share; nor work that is to keep
-    /// to a rate or, perhaps, to another node.
-    fn is_for_the_caller(&self, job: &JobCore, work: &dyn Work) -> bool {
+    /// Queues a task where its memory is thought to be.
+    fn send(&self, task: Task) {
+        let place = match task.believed {
+            Some(node) => self.shared.plan.place_for(node),
+            None => self.turn.fetch_add(1, Ordering::Relaxed) % self.shared.plan.homes().len().max(1),
+        };
+        self.shared.send(place, task);
+    }
+
+    /// Whether the submitting thread does a job itself, as far as that waits for nobody: a small one takes it
+    /// less time than waking a worker. Not the second one of a burst, which the workers share; nor work that is
+    /// to keep to a rate or, perhaps, to another node.
+    fn is_for_the_caller(&self, job: &JobCore) -> bool {
         if job.total() > self.small || job.priority() == Priority::Background {
             return false;
         }
         if self.shared.plan.is_local_only() && self.surroundings.nodes.len() > 1 {
             return false;
         }
-        let ready =
-            job.regions().iter().enumerate().all(|(index, region)| {
-                work.is_ready(Extent { region: index as u32, start: 0, len: region.len })
-            });
-        ready && job.is_seen_at_once()
+        job.is_seen_at_once()
     }
 
     /// The process the workers live in.

@@ -11,7 +11,7 @@ use super::machine::{Grain, Origin, Place, Queues};
 use super::shared::{Shared, persist};
 use super::sleep::{Dormitory, Shift};
 use super::{LANES, Task};
-use crate::job::{Hand, Priority};
+use crate::job::{Cause, Claim, Hand, Prepared, Priority};
 use crate::topology::NodeId;
 
 /// The deques of one worker, one for each priority; the owner takes from the near end, thieves from the far end.
@@ -30,13 +30,22 @@ pub(super) trait Hands {
     /// Queues a task at a place.
     fn send(&self, place: Place, task: Task);
 
+    /// Makes a chunk ready; `None` if that is to be left to others.
+    fn prepare(&self, claim: &Claim) -> Option<Result<Prepared, Cause>> {
+        Some(claim.prepare())
+    }
+
     /// Takes one chunk from claim to settlement.
     fn work_on(&self, task: Task) {
         let Task { job, extent: chunk, believed, stolen } = task;
         let Some(claim) = job.claim(chunk, self.hand(stolen)) else { return };
-        let prepared = match claim.prepare() {
-            Ok(prepared) => prepared,
-            Err(cause) => {
+        let prepared = match self.prepare(&claim) {
+            Some(Ok(prepared)) => prepared,
+            None => {
+                claim.hand_back();
+                return self.offer(Task { job, extent: chunk, believed, stolen });
+            }
+            Some(Err(cause)) => {
                 let page = job.regions().get(chunk.region as usize).map_or(u64::MAX, |region| region.page);
                 let (near, far) = chunk.halve(page);
                 let Some(far) = far.filter(|_| claim.may_be_narrowed(&cause) && !job.ends_on(&cause)) else {
@@ -165,16 +174,20 @@ impl Hands for Worker {
 pub(super) struct Caller {
     node: Option<NodeId>,
     tasks: RefCell<Vec<Task>>,
+    /// Whether there are workers for what the caller would have to wait for.
+    may_leave: bool,
+    has_left: Cell<bool>,
 }
 
 impl Caller {
-    /// Works on the tasks (the last one first) until none is left. Chunks of `most` bytes at most.
-    pub(super) fn work(node: Option<NodeId>, tasks: Vec<Task>, most: u64) {
-        let caller = Self { node, tasks: RefCell::new(tasks) };
+    /// Works on the tasks (the last one first) until none is left; or until a chunk would have to be waited for,
+    /// if it `may_leave` that: what is left then is returned. Chunks of `most` bytes at most.
+    pub(super) fn work(node: Option<NodeId>, tasks: Vec<Task>, most: u64, may_leave: bool) -> Vec<Task> {
+        let caller = Self { node, tasks: RefCell::new(tasks), may_leave, has_left: Cell::new(false) };
         let mut grain = Grain::new(most);
-        loop {
+        while !caller.has_left.get() {
             let task = caller.tasks.borrow_mut().pop();
-            let Some(Task { job, extent, believed, stolen }) = task else { return };
+            let Some(Task { job, extent, believed, stolen }) = task else { break };
             if !job.is_running() {
                 continue;
             }
@@ -185,6 +198,7 @@ impl Caller {
             run_caught(|| caller.work_on(Task { job, extent: chunk, believed, stolen }));
             grain.learn(chunk.len, begun.elapsed());
         }
+        caller.tasks.into_inner()
     }
 }
 
@@ -203,6 +217,15 @@ impl Hands for Caller {
 
     fn send(&self, _place: Place, task: Task) {
         self.offer(task);
+    }
+
+    fn prepare(&self, claim: &Claim) -> Option<Result<Prepared, Cause>> {
+        if !self.may_leave {
+            return Some(claim.prepare());
+        }
+        let prepared = claim.prepare_at_once();
+        self.has_left.set(prepared.is_none());
+        prepared
     }
 }
 
