@@ -188,6 +188,13 @@ impl Calibration {
     }
 }
 
+impl Reason {
+    /// Whether nothing was measured.
+    pub(super) fn is_the_rule(self) -> bool {
+        matches!(self, Reason::TooLittleTime | Reason::TooLittleMemory | Reason::TooFewThreads)
+    }
+}
+
 impl Choice {
     pub(super) fn situation(&self) -> Situation {
         Situation { reuse: self.reuse, concurrency: self.concurrency }

@@ -94,9 +94,7 @@ impl Measurement {
         let scaling: Vec<Scaling> = self
             .scaling
             .iter()
-            .filter_map(|(workers, rates)| {
-                Some(Scaling { workers: *workers, gb_per_s: upper_quartile(rates)? })
-            })
+            .filter_map(|(workers, rates)| Some(Scaling { workers: *workers, gb_per_s: typical(rates)? }))
             .collect();
         let fastest = scaling.iter().map(|scaling| scaling.gb_per_s).fold(0.0, f64::max);
         let enough = scaling.iter().filter(|scaling| scaling.gb_per_s >= ENOUGH * fastest);
@@ -124,14 +122,12 @@ impl Measurement {
             Situation { concurrency: Concurrency::One, ..situation }
         };
         let of_class = |readings: &&Readings| readings.situation == read && readings.size_class == size_class;
-        let mut measured: Vec<Measured> = self
-            .readings
-            .iter()
-            .filter(of_class)
-            .filter(|readings| Self::candidates(situation.reuse).any(|method| method == readings.method))
-            .filter_map(|Readings { method, gb_per_s, .. }| {
-                let rate = upper_quartile(gb_per_s)?;
-                Some(Measured { method: *method, gb_per_s: rate, readings: gb_per_s.len() })
+        let mut measured: Vec<Measured> = Self::candidates(situation.reuse)
+            .filter_map(|method| {
+                let readings = self.readings.iter().filter(of_class).filter(|read| read.method == method);
+                let rates: Vec<f64> = readings.flat_map(|read| read.gb_per_s.iter().copied()).collect();
+                let readings = rates.iter().filter(|rate| is_speed(**rate)).count();
+                Some(Measured { method, gb_per_s: typical(&rates)?, readings })
             })
             .collect();
         measured.sort_by(|a, b| b.gb_per_s.total_cmp(&a.gb_per_s));
@@ -171,10 +167,19 @@ fn rank(method: Method) -> usize {
     GENTLEST.iter().position(|known| *known == method).unwrap_or(GENTLEST.len())
 }
 
+/// The upper quartile to a megabyte a second, so that it looks well where it is saved and is read back as it was.
+fn typical(rates: &[f64]) -> Option<f64> {
+    upper_quartile(rates).map(|rate| (rate * 1e3).round() / 1e3).filter(|rate| is_speed(*rate))
+}
+
+fn is_speed(rate: f64) -> bool {
+    rate.is_finite() && rate > 0.0
+}
+
 /// The upper quartile: three quarters of the readings are no faster. What disturbs a reading only slows it down, and
 /// of a few readings more than one may be disturbed; of many, a single lucky one does not count. `None` of none.
 pub(crate) fn upper_quartile(rates: &[f64]) -> Option<f64> {
-    let mut sorted: Vec<f64> = rates.iter().copied().filter(|rate| rate.is_finite() && *rate > 0.0).collect();
+    let mut sorted: Vec<f64> = rates.iter().copied().filter(|rate| is_speed(*rate)).collect();
     sorted.sort_by(f64::total_cmp);
     sorted.get((3 * sorted.len()).div_ceil(4).checked_sub(1)?).copied()
 }

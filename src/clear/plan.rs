@@ -1,6 +1,9 @@
 //! Which method clears a run of bytes: a table by length, for each situation. Pure.
 
-use super::calibration::Calibration;
+use std::iter;
+use std::ops::Range;
+
+use super::calibration::{Calibration, Choice};
 use super::cpu::CpuDescription;
 use super::method::Method;
 use super::rule;
@@ -86,7 +89,8 @@ impl Plan {
         Self::of(|situation| rule::steps(cpu, situation.reuse, &offered))
     }
 
-    /// The choices of a calibration; the rule where it has none, and for methods that `offered` holds back.
+    /// The choices of a calibration; the rule for lengths where it has none, where it says that the rule chose,
+    /// and where it chose a method that `offered` holds back.
     pub(super) fn calibrated(
         calibration: &Calibration,
         cpu: &CpuDescription,
@@ -94,16 +98,24 @@ impl Plan {
     ) -> Self {
         let rule = Self::by_rule(cpu, &offered);
         Self::of(|situation| {
-            let chosen = calibration.choices_for(situation);
-            let shorter = chosen.clone().next().map_or(u64::MAX, |choice| choice.from_bytes);
-            let ruled = rule.table(situation).iter().map(|step| (step.from, step.method));
-            let below = ruled.filter(|(from, _)| *from < shorter);
-            let from_there = chosen.map(|choice| {
-                let method = Some(choice.method).filter(|method| offered(*method));
-                let ruled = || rule.method_for(choice.size_class, situation);
-                (choice.from_bytes, method.unwrap_or_else(ruled))
-            });
-            below.chain(from_there).collect()
+            let ruled = |lengths: Range<u64>| {
+                let start = (lengths.start, rule.method_for(lengths.start, situation));
+                let steps = rule.table(situation).iter().map(|step| (step.from, step.method));
+                let later = steps.filter(move |(from, _)| lengths.start < *from && *from < lengths.end);
+                iter::once(start).chain(later)
+            };
+            let choices: Vec<&Choice> = calibration.choices_for(situation).collect();
+            let shorter = choices.first().map_or(u64::MAX, |choice| choice.from_bytes);
+            let mut steps: Vec<_> = ruled(0..shorter).collect();
+            for (index, choice) in choices.iter().enumerate() {
+                let end = choices.get(index + 1).map_or(u64::MAX, |longer| longer.from_bytes);
+                if choice.reason.is_the_rule() || !offered(choice.method) {
+                    steps.extend(ruled(choice.from_bytes..end));
+                } else {
+                    steps.push((choice.from_bytes, choice.method));
+                }
+            }
+            steps
         })
     }
 

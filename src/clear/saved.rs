@@ -37,8 +37,10 @@ impl TryFrom<Saved> for Calibration {
 }
 
 impl Calibration {
-    fn what_is_wrong(&self) -> Option<String> {
-        if self.workers == 0 || self.workers_per_node == 0 {
+    /// The first thing that makes it no calibration.
+    pub(super) fn what_is_wrong(&self) -> Option<String> {
+        let measured = self.scaling.iter().map(|scaling| scaling.workers);
+        if measured.chain([self.workers, self.workers_per_node]).any(|workers| workers == 0) {
             return Some("it names no worker".to_owned());
         }
         if !self.page_bytes.is_power_of_two() {

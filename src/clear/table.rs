@@ -26,7 +26,7 @@ impl fmt::Display for Calibration {
                 self.table(f, situation)?;
             }
         }
-        write!(f, "workers a node: {}", self.workers_per_node)?;
+        write!(f, "\nworkers a node: {}", self.workers_per_node)?;
         for (rank, scaling) in self.scaling.iter().enumerate() {
             let before = if rank == 0 { " (" } else { ", " };
             write!(f, "{before}{}: {:.1} GB/s", scaling.workers, scaling.gb_per_s)?;
@@ -49,7 +49,11 @@ impl Calibration {
             Concurrency::All => self.workers,
         };
         let title = format!("{memory}, {workers} worker{}", if workers == 1 { "" } else { "s" });
-        write!(f, "\n{title:<22}")?;
+        writeln!(f)?;
+        match columns.is_empty() {
+            true => write!(f, "{title}")?,
+            false => write!(f, "{title:<22}")?,
+        }
         for (column, method) in columns.iter().enumerate() {
             // Over the digits, which a bracket or a space follows.
             let behind_the_last = if column == 0 { "" } else { " " };

@@ -1,9 +1,11 @@
 //! Tests of the floor. Here because kernels are not public.
 
 mod bounds;
+mod calibration;
 mod choice;
 mod clzero;
 mod counterexamples;
+mod decide;
 mod disassembly;
 mod guarded;
 mod machine_code;
