@@ -218,7 +218,7 @@ impl<'a> Crew<'a> {
 }
 
 /// How long each reading took, from the first thread's start to the last one's end.
-fn together(spans: &[Vec<Span>]) -> impl Iterator<Item = Duration> {
+pub(super) fn together(spans: &[Vec<Span>]) -> impl Iterator<Item = Duration> {
     let readings = spans.iter().map(Vec::len).min().unwrap_or(0);
     (0..readings).map(|reading| {
         let of_reading = || spans.iter().filter_map(|spans| spans.get(reading));

@@ -10,6 +10,8 @@ mod order;
 mod ring;
 mod room;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 use std::num::NonZero;
 use std::path::Path;
@@ -50,7 +52,7 @@ pub(crate) fn calibrate(
         cpus,
         threads,
         clearers: Method::ALL.into_iter().filter_map(offered).collect(),
-        ring: ring_bytes(&classes, threads, budget),
+        ring: ring_bytes(&classes, room::room(Path::new("/")) / threads.get() as u64, budget),
         // A budget beyond what the clock can say is no limit: a year is none either.
         patience: Patience {
             until: later(start, budget / PRESENT),
@@ -129,12 +131,11 @@ fn home(topology: &Topology) -> (NodeId, &[u32]) {
 }
 
 /// What each thread should have: as much as the longest class, which is more than twice the last cache, as far as
-/// there can be time for it and memory is free.
-fn ring_bytes(classes: &[u64], threads: NonZero<usize>, budget: Duration) -> u64 {
+/// there can be time for it and `room`.
+fn ring_bytes(classes: &[u64], room: u64, budget: Duration) -> u64 {
     let longest = classes.last().copied().unwrap_or(SMALLEST);
     let in_time = (budget.as_secs_f64() * BYTES_PER_SECOND) as u64;
-    let share = room::room(Path::new("/")) / threads.get() as u64;
-    longest.min(in_time.next_multiple_of(SMALLEST)).min(share / SMALLEST * SMALLEST)
+    longest.min(in_time).next_multiple_of(SMALLEST).min(room / SMALLEST * SMALLEST)
 }
 
 fn later(start: Instant, by: Duration) -> Instant {

@@ -56,14 +56,14 @@ pub(super) struct Race {
     candidates: Vec<Candidate>,
     rounds: usize,
     used: Duration,
-    /// Of the last round, for each candidate.
-    last_cost: Option<Duration>,
+    /// Of the first and of the last round, for each candidate.
+    costs: Option<(Duration, Duration)>,
 }
 
 impl Race {
     fn new(situation: Situation, class: u64, candidates: Vec<Candidate>) -> Self {
         let bytes = class.max(LEAST_BYTES);
-        Self { situation, class, bytes, candidates, rounds: 0, used: Duration::ZERO, last_cost: None }
+        Self { situation, class, bytes, candidates, rounds: 0, used: Duration::ZERO, costs: None }
     }
 
     fn fastest(&self) -> Option<(Method, f64)> {
@@ -72,12 +72,15 @@ impl Race {
         rates.max_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
-    /// Takes those out that reach less than this share of the fastest.
+    /// Takes those out that reach less than this share of the fastest, or were not read; nobody if nobody was.
     fn drop_below(&mut self, share: f64, of: &[(Method, f64)]) {
+        if of.is_empty() {
+            return;
+        }
         let fastest = of.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
         for candidate in &mut self.candidates {
             let rate = of.iter().find(|(method, _)| *method == candidate.method).map(|(_, rate)| *rate);
-            candidate.racing &= rate.is_none_or(|rate| rate >= share * fastest);
+            candidate.racing &= rate.is_some_and(|rate| rate >= share * fastest);
         }
     }
 
@@ -181,13 +184,15 @@ impl Schedule {
             return;
         }
         race.rounds += 1;
-        race.last_cost = Some(took / u32::try_from(rates.len()).unwrap_or(1).max(1));
+        let cost = took / u32::try_from(rates.len()).unwrap_or(1).max(1);
+        race.costs = Some((race.costs.map_or(cost, |(first, _)| first), cost));
         for (index, rate) in round.candidates.iter().zip(rates) {
             if let Some(candidate) = race.candidates.get_mut(*index) {
                 candidate.rates.push(*rate);
             }
         }
-        if races && race.rounds >= OTHER_ROUNDS {
+        // Now and then: the more readings, the less one of them changes.
+        if races && race.rounds >= OTHER_ROUNDS && race.rounds.is_power_of_two() {
             let rates = race.rates();
             race.drop_below(OUT, &rates);
         }
@@ -249,17 +254,20 @@ impl Schedule {
     /// How long a round will take, rather too long than too short.
     fn expected(&self, index: usize, candidates: usize) -> Duration {
         let race = self.race(index);
-        let of_class = race.last_cost.map(|cost| cost.mul_f64(1.25));
-        let per_byte = |race: &Race| Some(race.last_cost?.as_secs_f64() / race.bytes as f64);
-        let below = || {
-            let alike = self.races.iter().rev().filter(|other| other.situation == race.situation);
-            alike.filter(|other| other.class < race.class).find_map(per_byte)
+        let each = match race.costs {
+            // The slower ones are out by now.
+            Some((_, last)) => last.mul_f64(1.25),
+            // In the class below, the first round had all of them in it. Making memory hot or cold and clearing
+            // it takes 1 GB/s all in all, while nothing is known.
+            None => {
+                let below = self.races.iter().rev();
+                let below =
+                    below.filter(|other| other.situation == race.situation && other.class < race.class);
+                let per_byte = |below: &Race| Some(below.costs?.0.as_secs_f64() / below.bytes as f64);
+                let per_byte = below.into_iter().find_map(per_byte).unwrap_or(1e-9);
+                Duration::from_secs_f64(1.5 * per_byte * race.bytes as f64)
+            }
         };
-        let each = of_class.unwrap_or_else(|| {
-            // Making memory hot or cold and clearing it, at 1 GB/s all in all, while nothing is known.
-            let per_byte = below().unwrap_or(1e-9);
-            Duration::from_secs_f64(1.5 * per_byte * race.bytes as f64)
-        });
         each.saturating_mul(u32::try_from(candidates).unwrap_or(u32::MAX))
     }
 }
