@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::hooked::{Answer, HookedRegion, memory_of};
 use common::hugepages::{HUGE, Hugepages};
@@ -48,6 +48,7 @@ const NUMBERS: &[(&str, libc::c_long)] = numbers! {
     "get_mempolicy" SYS_get_mempolicy,
     "getdents64" SYS_getdents64,
     "getpid" SYS_getpid,
+    "getrusage" SYS_getrusage,
     "gettid" SYS_gettid,
     "ioctl" SYS_ioctl,
     "lseek" SYS_lseek,
@@ -312,11 +313,42 @@ fn pools_child() {
     through()
 }
 
+#[test]
+fn calibrations() {
+    survives("calibrations_child");
+}
+
+#[test]
+#[ignore = "a part of calibrations"]
+fn calibrations_child() {
+    if !is_child() {
+        return;
+    }
+    let rows = ["calibrate: ", "worker: start", "worker: end", "any: "];
+    let Some(()) = confine(&rows) else { return };
+    for workers in [0, 1, 2, 8] {
+        for milliseconds in [0, 1, 20, 40] {
+            let builder = ZeroingService::builder().workers_per_node(workers);
+            let calibration = builder.calibrate(Duration::from_millis(milliseconds)).unwrap();
+            assert!(!calibration.to_string().is_empty());
+        }
+    }
+    through()
+}
+
 /// Misspelt names would allow nothing, and nobody would notice where a call is rare.
 #[test]
 fn every_name_is_a_system_call() {
-    let names =
-        numbers_of(&["caller: ", "worker: ", "any: ", "several nodes: ", "pool: ", "KVM slots: ", "musl: "]);
+    let names = numbers_of(&[
+        "caller: ",
+        "worker: ",
+        "any: ",
+        "several nodes: ",
+        "pool: ",
+        "calibrate: ",
+        "KVM slots: ",
+        "musl: ",
+    ]);
     assert!(names.len() > 30);
 }
 

@@ -27,6 +27,8 @@ pub(super) struct Terms<'a> {
     pub(super) clearers: Vec<(Method, Clearer)>,
     /// Bytes that each thread should have.
     pub(super) ring: u64,
+    /// Why not more.
+    pub(super) short_of: Shortfall,
     pub(super) patience: Patience,
     pub(super) deadline: Instant,
 }
@@ -90,20 +92,23 @@ impl Terms<'_> {
                 }
             };
             let (ready, started) = mpsc::channel();
-            let mut crew = Vec::new();
+            let (mut crew, mut following) = (Vec::new(), Vec::new());
             for index in 1..self.threads.get() {
                 let ((orders, ordered), (answer, spans), (made, ring)) =
                     (mpsc::channel(), mpsc::channel(), mpsc::channel());
                 let (ready, gate) = (ready.clone(), &gate);
-                let following = named(index).spawn_scoped(scope, move || {
+                let spawned = named(index).spawn_scoped(scope, move || {
                     self.settle(index);
                     let _ = ready.send(());
                     drop(ready);
                     drop(lock(gate));
                     self.follow(&ordered, &made, &answer);
                 });
-                match following {
-                    Ok(_) => crew.push(Follower { orders, ring, spans }),
+                match spawned {
+                    Ok(thread) => {
+                        following.push(thread);
+                        crew.push(Follower { orders, ring, spans });
+                    }
                     Err(error) => {
                         let asked = self.threads;
                         tracing::warn!(asked, started = index, %error, "the host refused more threads to measure with; going on with fewer");
@@ -115,7 +120,10 @@ impl Terms<'_> {
             started.iter().for_each(drop);
             drop(closed);
             let _ = hand_over.send(crew);
-            leading.join().ok().flatten()
+            let found = leading.join().ok().flatten();
+            // Joined, and not just done: no thread is left.
+            following.into_iter().for_each(|thread| drop(thread.join()));
+            found
         })
     }
 

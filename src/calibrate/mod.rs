@@ -47,12 +47,15 @@ pub(crate) fn calibrate(
     let (node, cpus) = home(topology);
     let threads = workers.min(NonZero::new(cpus.len()).unwrap_or(NonZero::<usize>::MIN));
     let offered = |method| Some((method, Clearer::only(method, &cpu).ok()?));
+    let room = room::room(Path::new("/")) / threads.get() as u64;
+    let (ring, short_of) = ring_bytes(&classes, room, budget);
     let terms = Terms {
         node,
         cpus,
         threads,
         clearers: Method::ALL.into_iter().filter_map(offered).collect(),
-        ring: ring_bytes(&classes, room::room(Path::new("/")) / threads.get() as u64, budget),
+        ring,
+        short_of,
         // A budget beyond what the clock can say is no limit: a year is none either.
         patience: Patience {
             until: later(start, budget / PRESENT),
@@ -108,7 +111,7 @@ fn measure(terms: &Terms<'_>, measurement: &mut Measurement) {
     measurement.scaling = schedule.scaling();
     for (concurrency, ring) in Concurrency::ALL.into_iter().zip(rings) {
         let (longest, why) = ring.map_or_else(|why| (0, Some(why)), |ring| (ring.len, ring.shortfall));
-        measurement.shortfalls.extend(short(concurrency, longest, why.unwrap_or(Shortfall::Time)));
+        measurement.shortfalls.extend(short(concurrency, longest, why.unwrap_or(terms.short_of)));
         if let Ok(ring) = ring {
             measurement.page_bytes = ring.page_bytes;
         }
@@ -131,11 +134,15 @@ fn home(topology: &Topology) -> (NodeId, &[u32]) {
 }
 
 /// What each thread should have: as much as the longest class, which is more than twice the last cache, as far as
-/// there can be time for it and `room`.
-fn ring_bytes(classes: &[u64], room: u64, budget: Duration) -> u64 {
+/// there can be time for it and `room`. And what it is short of, if it is shorter.
+fn ring_bytes(classes: &[u64], room: u64, budget: Duration) -> (u64, Shortfall) {
     let longest = classes.last().copied().unwrap_or(SMALLEST);
     let in_time = (budget.as_secs_f64() * BYTES_PER_SECOND) as u64;
-    longest.min(in_time).next_multiple_of(SMALLEST).min(room / SMALLEST * SMALLEST)
+    let wanted = longest.min(in_time).next_multiple_of(SMALLEST);
+    match room / SMALLEST * SMALLEST {
+        room if room < wanted => (room, Shortfall::Memory),
+        _ => (wanted, Shortfall::Time),
+    }
 }
 
 fn later(start: Instant, by: Duration) -> Instant {

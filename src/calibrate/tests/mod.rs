@@ -13,7 +13,7 @@ use super::barrier::Barrier;
 use super::crew::together;
 use super::order::Span;
 use super::{later, ring_bytes};
-use crate::clear::{CpuDescription, Measurement};
+use crate::clear::{CpuDescription, Measurement, Shortfall};
 
 /// Nobody is a turn ahead: between two meetings each has done its share.
 #[test]
@@ -53,7 +53,9 @@ fn rings_fit_the_budget() {
     const MIB: u64 = 1 << 20;
     let bytes = |llc_bytes, budget| {
         let classes = Measurement::classes(&CpuDescription { llc_bytes, ..CpuDescription::bare() });
-        ring_bytes(&classes, u64::MAX, Duration::from_millis(budget))
+        let (bytes, short_of) = ring_bytes(&classes, u64::MAX, Duration::from_millis(budget));
+        assert_eq!(short_of, Shortfall::Time);
+        bytes
     };
     assert_eq!(bytes(None, 0), 0);
     assert_eq!(bytes(None, 1), 2 * MIB);
@@ -64,8 +66,9 @@ fn rings_fit_the_budget() {
     assert_eq!(bytes(Some(u64::MAX), u64::MAX), 1 << 30);
     let classes = Measurement::classes(&CpuDescription::bare());
     for (room, ring) in [(0, 0), (2 * MIB - 1, 0), (2 * MIB, 2 * MIB), (7 * MIB, 6 * MIB)] {
-        assert_eq!(ring_bytes(&classes, room, Duration::from_secs(1)), ring);
+        assert_eq!(ring_bytes(&classes, room, Duration::from_secs(1)), (ring, Shortfall::Memory));
     }
+    assert_eq!(ring_bytes(&classes, 7 * MIB, Duration::from_millis(6)), (6 * MIB, Shortfall::Time));
 }
 
 #[test]
