@@ -89,12 +89,12 @@ fn size_and_threads() -> (u64, usize) {
     (number("VmSize:") * 1024, number("Threads:") as usize)
 }
 
-/// The shortest class takes microseconds, but other processes may want the CPUs, too.
+/// The shortest class takes microseconds, but other processes may want the CPUs, too: within 5 s.
 fn measures_something(builder: impl Fn() -> ZeroingServiceBuilder) -> Calibration {
     (0..8)
         .map(|doubled| calibrate_for(&builder(), SHORT * (1 << doubled)))
         .find(|calibration| is_measured(&calibration.choices()[0]))
-        .expect("4 KiB are measured within 5 s")
+        .unwrap()
 }
 
 #[test]

@@ -20,10 +20,9 @@ const OTHER_ROUNDS: usize = 2;
 /// Below this share of the fastest, after [`OTHER_ROUNDS`], a method is out.
 const OUT: f64 = 0.75;
 
-/// Below this share of the fastest in the class below, a method is not tried, from this class on. (A long
-/// `REP STOSB` may be faster than short ones.)
+/// Below this share of the fastest in the class below, a method is not tried: in the long classes, where trying
+/// takes long. (Less strict than [`OUT`]: a long `REP STOSB` may be faster than short ones.)
 const HOPELESS: f64 = 0.5;
-const HOPELESS_FROM: u64 = 4 << 20;
 
 /// One way of clearing in a race.
 #[derive(Debug, Clone)]
@@ -240,10 +239,10 @@ impl Schedule {
             counts.chain([all]).map(|threads| Candidate::new(method, threads)).collect();
     }
 
-    /// Before its first round, a class is spared the methods that lost by far in the class below.
+    /// Before its first round, a long class is spared the methods that lost by far in the class below.
     fn take_hopeless_out(&mut self, index: usize) {
         let (class, situation) = (self.race(index).class, self.race(index).situation);
-        if index >= self.races.len() || class < HOPELESS_FROM || self.race(index).rounds > 0 {
+        if index >= self.races.len() || class <= FIRST_UP_TO || self.race(index).rounds > 0 {
             return;
         }
         let below = self.races.iter().rev().find(|race| race.situation == situation && race.class < class);
