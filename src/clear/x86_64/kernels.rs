@@ -2,7 +2,7 @@
 //!
 //! They are inline assembly from the first store to the fence, so that the compiler can neither drop,
 //! merge nor reorder a store, and they are never inlined, so that a test can read their machine code.
-//! Counters are 64-bit. Addresses ascend: jumping costs up to half the speed.
+//! Counters are 64-bit. Addresses ascend, a line a turn: `docs/tried.md` has what else was measured.
 //!
 //! Where stores are weakly ordered, an `SFENCE` stands between the last of them and every way out (Intel
 //! SDM volume 1, 11.4.4; AMD APM volume 2, 7.1): when such a function returns, its zeroes are ordered
