@@ -59,7 +59,7 @@ fn in_background(service: &ZeroingService, memory: &Arc<HookedMemory>) -> Job {
 
 /// Ends well, and does not hang.
 fn ends(job: &Job) {
-    assert!(job.wait_timeout(LONG).expect("the job hangs").unwrap().is_all_zero());
+    assert!(job.wait_timeout(LONG).unwrap().unwrap().is_all_zero());
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn nobody_oversleeps() {
     let service = builder(1).chunk(64 * KIB).background_rate(0).build().unwrap();
     let (memory, _) = counted(2 * LEN);
     for step in 0..20 {
-        service.set_background_rate(Some((256 * MIB) << (step / 3) | step * MIB));
+        service.set_background_rate(Some(((256 * MIB) << (step / 3)) | (step * MIB)));
         let job = in_background(&service, &memory);
         ends(&job);
         assert_eq!(job.wait().unwrap().workers[0].chunks, 2 * LEN / (64 * KIB));

@@ -205,6 +205,7 @@ fn a_calibration_decides_for_one_worker_and_for_all() {
     for choice in saved["choices"].as_array_mut().unwrap() {
         let method = if choice["concurrency"] == "all" { all } else { one };
         choice["method"] = method.name().into();
+        choice["reason"] = "overridden".into();
     }
     let calibration: Calibration = serde_json::from_value(saved).unwrap();
     let alone = builder().calibration(calibration.clone()).workers_per_node(1).build().unwrap();
