@@ -60,7 +60,8 @@ impl Machine {
                 .max_by_key(|cache| cache.level)
                 .map_or(cpu_list.len(), |cache| cache.cpus)
                 .max(1),
-            kernel: read("/proc/sys/kernel/osrelease"),
+            // The version; who built it is nobody's business.
+            kernel: read("/proc/sys/kernel/osrelease").split('-').next().unwrap_or_default().to_owned(),
             libc: libc_version(),
             load: read("/proc/loadavg"),
             cpu_list,
