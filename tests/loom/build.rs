@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The modules of a variant, and their files from the library's root.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("tally", "src/job/tally.rs"),
     ("course", "src/job/course.rs"),
     ("token", "src/job/token.rs"),
@@ -14,10 +14,11 @@ const FILES: [(&str, &str); 8] = [
     ("guest", "tests/loom/src/models/guest.rs"),
     ("completion", "tests/loom/src/models/completion.rs"),
     ("cancel", "tests/loom/src/models/cancel.rs"),
+    ("parking", "tests/loom/src/models/parking.rs"),
 ];
 
 /// What is taken away: name of the variant, module, text (once in its file), what stands there instead.
-const BROKEN: [(&str, &[(&str, &str, &str)]); 5] = [
+const BROKEN: [(&str, &[(&str, &str, &str)]); 9] = [
     ("without_the_fence", &[("guest", "    fence();\n", "    drop(fence);\n")]),
     (
         "released_without_release",
@@ -35,6 +36,10 @@ const BROKEN: [(&str, &[(&str, &str, &str)]); 5] = [
             ("tally", "std::mem::take(&mut self.held)", "self.held.clone()"),
         ],
     ),
+    ("without_the_adders_fence", &[("sleep", "fence(Ordering::SeqCst);\n        if self.idle", "if self.idle")]),
+    ("without_the_sleepers_fence", &[("sleep", "fence(Ordering::SeqCst);\n        let found", "let found")]),
+    ("woken_twice", &[("sleep", "            beds.idle -= 1;\n", "")]),
+    ("wakes_not_passed_on", &[("sleep", "if owes_a_wake {\n            self", "if owes_a_wake && false {\n            self")]),
 ];
 
 fn main() {

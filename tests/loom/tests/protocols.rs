@@ -29,3 +29,15 @@ fn breaks(name: &str, preemptions: Option<usize>, model: fn(), how: &str) {
 #[test] fn x3() { breaks("no lock", Some(2), notified_without_the_lock::completion::who_waits_sees_all_stores, "deadlock") }
 #[test] fn x4() { breaks("over a store", Some(2), ended_over_a_store::cancel::cancel_against_the_last_chunk, "ausality") }
 #[test] fn x5() { breaks("after the end", Some(2), confirmed_after_the_end::cancel::cancel_against_the_last_chunk, "ausality") }
+
+#[test] fn c1() { holds("c1", None, intact::parking::one_worker_and_one_task) }
+#[test] fn c2() { holds("c2", Some(2), intact::parking::two_workers_and_two_tasks) }
+#[test] fn c3() { holds("c3", Some(2), intact::parking::two_submitters) }
+#[test] fn c4() { holds("c4", Some(2), intact::parking::a_nap_until_the_rate_allows_it) }
+#[test] fn c5() { holds("c5", Some(2), intact::parking::a_worker_that_was_replaced) }
+#[test] fn y1() { breaks("y1", None, without_the_adders_fence::parking::one_worker_and_one_task, "deadlock") }
+#[test] fn y2() { breaks("y2", None, without_the_sleepers_fence::parking::one_worker_and_one_task, "deadlock") }
+#[test] fn y3() { breaks("y3", Some(2), woken_twice::parking::two_nodes, "deadlock") }
+#[test] fn y4() { breaks("y4", Some(2), wakes_not_passed_on::parking::a_task_found_instead_of_another, "deadlock") }
+#[test] fn c6() { holds("c6", Some(2), intact::parking::two_nodes) }
+#[test] fn c7() { holds("c7", Some(2), intact::parking::a_task_found_instead_of_another) }
