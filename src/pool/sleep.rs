@@ -12,7 +12,8 @@
 //! A worker that is woken is not idle any more from that moment on, so the next task wakes somebody else,
 //! here or on another node, and not the same worker again: it may be held up for long by what it takes.
 //! And a worker that finds a task by its look although a permit was issued for it passes the wake on, since
-//! the task that the permit was issued for may be another one.
+//! the task that the permit was issued for may be another one. So does a worker that leaves, since somebody
+//! stands in for it: the task that it was woken for is still there.
 
 use crate::sync::{AtomicUsize, Condvar, Instant, Mutex, Ordering, PoisonError, fence, lock};
 
@@ -67,6 +68,8 @@ pub(crate) trait Shift {
                 self.execute(task);
             }
         }
+        // What it was woken for last it may have left where it is.
+        self.pass_wake_on();
     }
 
     fn rest(&self) -> Option<Self::Task> {

@@ -24,7 +24,7 @@ const BROKEN: [(&str, &[(&str, &str, &str)]); 9] = [
         "released_without_release",
         &[("course", "released.store(true, Ordering::Release)", "released.store(true, Ordering::Relaxed)")],
     ),
-    ("notified_without_the_lock", &[("course", "drop(lock(&self.books));\n", "\n")]),
+    ("notified_without_the_lock", &[("course", "let waiting = lock(&self.books).waiting;", "let waiting = 1;")]),
     (
         "ended_over_a_store",
         &[("tally", "self.held.iter().all(|held| !held.storing)", "true")],

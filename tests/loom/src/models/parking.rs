@@ -78,7 +78,7 @@ impl Worker {
     /// The loop of a worker without its leave.
     fn take_one(self) {
         while !self.took.get() {
-            if let Some(task) = self.find().or_else(|| self.rest()) {
+            if let Some(task) = self.find().ok().or_else(|| self.rest()) {
                 self.execute(task);
             }
         }
@@ -92,13 +92,14 @@ impl Shift for Worker {
         self.to_leave.load(Ordering::Acquire)
     }
 
-    fn find(&self) -> Option<usize> {
-        let open = |task: &usize| *task == 0 || Instant::now() >= self.nodes.open;
-        (0..2).filter(open).find(|task| self.nodes.tasks.take(*task))
-    }
-
-    fn look_again_at(&self) -> Option<Instant> {
-        Some(self.nodes.open).filter(|open| Instant::now() < *open)
+    fn find(&self) -> Result<usize, Option<Instant>> {
+        if self.nodes.tasks.take(0) {
+            return Ok(0);
+        }
+        if Instant::now() < self.nodes.open {
+            return Err(Some(self.nodes.open));
+        }
+        if self.nodes.tasks.take(1) { Ok(1) } else { Err(None) }
     }
 
     fn dormitory(&self) -> Option<&Dormitory> {
