@@ -63,7 +63,7 @@ pub(crate) struct Recruit<D> {
 
 impl<D> Recruit<D> {
     /// Lets the thread go without a duty, and waits for its end.
-    fn dismiss(self) {
+    pub(crate) fn dismiss(self) {
         let Self { thread, duty, .. } = self;
         drop(duty);
         let _ = thread.join();

@@ -32,7 +32,7 @@ pub use crew::{ThreadInfo, ThreadKind};
 pub use machine::Locality;
 use machine::Plan;
 use shared::Shared;
-use staff::{Bench, Duty, Roster, Staff, duty};
+use staff::{Bench, Duty, Roster, Staff, Standing, duty};
 use watchdog::Watchdog;
 use worker::{Caller, Deques};
 
@@ -109,7 +109,7 @@ impl Pool {
             (0..2 * workers).map(|_| std::array::from_fn(|_| Deque::new_lifo())).collect();
         let stealers = deques.iter().map(|lanes| std::array::from_fn(|lane| lanes[lane].stealer())).collect();
         let shared = Arc::new(Shared::new(plan, stealers, background_rate));
-        let bench = Bench::new(Mutex::new(deques.into_iter().enumerate().collect()));
+        let bench = Bench::new(Mutex::new(deques.into_iter().map(Standing::Free).collect()));
         let (alive, leaving) = mpsc::channel();
         let threads = Roster::default();
         let staff = Staff { shared: Arc::clone(&shared), bench, threads: Arc::clone(&threads), chunk, alive };
@@ -247,7 +247,7 @@ impl Pool {
         if let Some(watchdog) = &self.watchdog {
             watchdog.close();
         }
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let mut threads = std::mem::take(&mut *lock(&self.threads));
         if threads.iter().any(|(_, thread)| thread.thread().id() == thread::current().id()) {
             // One of our threads let go of memory that owned the service: it cannot wait for itself.
             tracing::warn!("the service is dropped by one of its own threads; they end by themselves");
@@ -255,16 +255,20 @@ impl Pool {
         }
         let all_left =
             lock(&self.leaving).recv_timeout(CLOSE_GRACE) == Err(mpsc::RecvTimeoutError::Disconnected);
-        for (_, thread) in threads {
-            let name = thread.thread().name().unwrap_or("worker").to_owned();
-            if !all_left && !thread.is_finished() {
-                tracing::warn!(
-                    thread = name,
-                    "a worker is stuck in a page fault; it is left behind and stores nothing after it"
-                );
-            } else if thread.join().is_err() {
-                tracing::error!(thread = name, "a thread ended by a panic");
+        while !threads.is_empty() {
+            for (_, thread) in threads {
+                let name = thread.thread().name().unwrap_or("worker").to_owned();
+                if !all_left && !thread.is_finished() {
+                    tracing::warn!(
+                        thread = name,
+                        "a worker is stuck in a page fault; it is left behind and stores nothing after it"
+                    );
+                } else if thread.join().is_err() {
+                    tracing::error!(thread = name, "a thread ended by a panic");
+                }
             }
+            // A stand-in that the watchdog started just then.
+            threads = std::mem::take(&mut *lock(&self.threads));
         }
         self.shared.drain();
         let deadline = Instant::now() + CLOSE_GRACE;

@@ -69,13 +69,20 @@ impl Shared {
         self.dormitories.iter().for_each(Dormitory::wake_all);
     }
 
+    /// Wakes everybody of one place, to see who is to leave.
+    pub(super) fn wake_place(&self, place: Place) {
+        self.dormitories.get(place).into_iter().for_each(Dormitory::wake_all);
+    }
+
     pub(super) fn is_replaced(&self, worker: usize) -> bool {
         self.replaced.get(worker).is_some_and(|replaced| replaced.load(Ordering::Acquire))
     }
 
-    /// Says that a worker is to leave when it comes back; `false` if that was said before.
-    pub(super) fn set_replaced(&self, worker: usize, replaced: bool) -> bool {
-        self.replaced.get(worker).is_some_and(|known| known.swap(replaced, Ordering::AcqRel) != replaced)
+    /// Says whether a worker is to leave when it comes back. Called under the lock of the bench.
+    pub(super) fn set_replaced(&self, worker: usize, replaced: bool) {
+        if let Some(known) = self.replaced.get(worker) {
+            known.store(replaced, Ordering::Release);
+        }
     }
 
     pub(super) fn background_rate(&self) -> Option<u64> {

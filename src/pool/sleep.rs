@@ -104,7 +104,7 @@ impl Dormitory {
         true
     }
 
-    /// Wakes everybody, to see that the pool closes.
+    /// Wakes everybody, to see that the pool closes, that some of them are to leave, or that the rate is another.
     pub(crate) fn wake_all(&self) {
         self.change(&mut lock(&self.beds), |beds| beds.permits += std::mem::take(&mut beds.idle));
         self.bell.notify_all();

@@ -1,6 +1,9 @@
 //! Who does what: threads become workers, a watchdog, and stand-ins for workers that are stuck.
+//!
+//! Each number that a worker began with has a second one beside it, for whoever stands in. Of the numbers of a
+//! node, as many as began are always [`Standing::Engaged`] or [`Standing::Unrelieved`]: so many workers there are
+//! when those that are stuck have come back, in whatever order they do.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
@@ -19,17 +22,78 @@ pub(super) type Roster = Arc<Mutex<Vec<(ThreadInfo, JoinHandle<()>)>>>;
 /// What a worker thread is given to do, and what it holds as long as it runs.
 pub(super) type Duty = (Worker, Bench, mpsc::Sender<()>);
 
-/// Deques without a worker, by the number of the worker they are for.
-pub(super) type Bench = Arc<Mutex<BTreeMap<usize, Deques>>>;
+/// Who works under which number, or what waits for whoever will.
+pub(super) type Bench = Arc<Mutex<Vec<Standing>>>;
 
+#[derive(Debug)]
+pub(super) enum Standing {
+    /// No thread has this number.
+    Free(Deques),
+    Engaged,
+    /// Was stuck when there was nobody to stand in for it. It may have come back since.
+    Unrelieved,
+    /// Somebody stands in for it: it is to leave when it comes back.
+    Relieved,
+}
+
+impl Standing {
+    /// Whether it is one of the workers that the pool is to have.
+    fn counts(&self) -> bool {
+        matches!(self, Standing::Engaged | Standing::Unrelieved)
+    }
+
+    /// Engages whoever asks, if nobody has the number.
+    fn take(&mut self) -> Option<Deques> {
+        match std::mem::replace(self, Standing::Engaged) {
+            Standing::Free(deques) => Some(deques),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+/// The life of a worker thread.
 pub(super) fn duty((worker, bench, alive): Duty) {
-    let index = worker.index;
-    let shared = Arc::clone(&worker.shared);
-    let deques = worker.run();
-    // For whoever stands in next.
-    lock(&bench).insert(index, deques);
-    shared.set_replaced(index, false);
+    let mut on_duty = Some(worker);
+    while let Some(worker) = on_duty.take() {
+        worker.run();
+        on_duty = relieve(worker, &bench);
+    }
     drop(alive);
+}
+
+/// Lets a worker go that was told to; unless another one of its node is stuck with nobody standing in for it:
+/// then it stays in its stead.
+fn relieve(worker: Worker, bench: &Bench) -> Option<Worker> {
+    let shared = Arc::clone(&worker.shared);
+    let (own, home) = (worker.index, worker.home);
+    let mut bench = lock(bench);
+    let of_node = |number: usize| shared.plan.workers().get(number) == Some(&home);
+    let is_unrelieved = |(number, standing): &(usize, &mut Standing)| {
+        matches!(standing, Standing::Unrelieved) && of_node(*number)
+    };
+    let unrelieved = bench.iter_mut().enumerate().find(is_unrelieved);
+    let stays = match unrelieved {
+        Some((other, standing)) if !shared.register.is_closed() => {
+            *standing = Standing::Relieved;
+            shared.set_replaced(other, true);
+            true
+        }
+        _ => false,
+    };
+    shared.set_replaced(own, false);
+    let standing = bench.get_mut(own)?;
+    if stays {
+        *standing = Standing::Engaged;
+        drop(bench);
+        // The other one may be back and asleep.
+        shared.wake_place(home);
+        return Some(worker);
+    }
+    *standing = Standing::Free(worker.deques);
+    None
 }
 
 /// Gives threads their duties.
@@ -43,14 +107,24 @@ pub(super) struct Staff {
 }
 
 impl Staff {
-    /// Makes a thread the worker of that number.
+    /// Makes a thread the worker of a number that is free.
     pub(super) fn engage(&self, recruit: Recruit<Duty>, number: usize) {
-        let Some(deques) = lock(&self.bench).remove(&number) else { return };
+        let deques = lock(&self.bench).get_mut(number).and_then(Standing::take);
+        if let Some(deques) = deques {
+            self.engage_with(recruit, number, deques);
+        }
+    }
+
+    fn engage_with(&self, recruit: Recruit<Duty>, number: usize, deques: Deques) {
         let home = self.shared.plan.workers().get(number).copied().unwrap_or_default();
         let grain = std::cell::Cell::new(Grain::new(self.chunk));
         let worker = Worker { shared: Arc::clone(&self.shared), index: number, home, deques, grain };
         let engaged = recruit.begin((worker, Arc::clone(&self.bench), self.alive.clone()));
-        lock(&self.threads).push(engaged);
+        let mut threads = lock(&self.threads);
+        for (_, gone) in threads.extract_if(.., |(_, thread)| thread.is_finished()) {
+            let _ = gone.join();
+        }
+        threads.push(engaged);
     }
 
     /// Starts the thread that looks after deadlines and stuck workers; a host that refuses it goes without.
@@ -80,31 +154,66 @@ impl Staff {
         }
     }
 
-    /// Starts a stand-in for a worker that a job ended without. The worker leaves when it comes back.
+    /// Starts a stand-in for a worker that a job ended without. The worker leaves when it comes back; if it has
+    /// come back already, that changes nothing but who works.
     fn replace(&self, stuck: usize, crew: &Crew, topology: &Topology) {
-        if self.shared.register.is_closed() || !self.shared.set_replaced(stuck, true) {
+        if self.shared.register.is_closed() {
             return;
         }
-        let home = |number: usize| self.shared.plan.workers().get(number).copied();
-        let free = lock(&self.bench).keys().copied().find(|number| home(*number) == home(stuck));
-        let node = home(stuck).and_then(|place| self.shared.plan.homes().get(place)).copied();
-        let (Some(number), Some(node)) = (free, node) else {
-            tracing::warn!(worker = stuck, "a worker is stuck in a page fault, and so is its stand-in");
-            return;
+        let homes = self.shared.plan.workers();
+        let Some(&home) = homes.get(stuck) else { return };
+        let Some(&node) = self.shared.plan.homes().get(home) else { return };
+        let (number, deques) = {
+            let mut bench = lock(&self.bench);
+            if !bench.get(stuck).is_some_and(Standing::counts) {
+                return;
+            }
+            let mut same_home =
+                bench.iter_mut().enumerate().filter(|(number, _)| homes.get(*number) == Some(&home));
+            let Some(free) = same_home.find_map(|(number, standing)| Some((number, standing.take()?))) else {
+                tracing::warn!(worker = stuck, "a worker is stuck in a page fault, and so is its stand-in");
+                self.stand(&mut bench, stuck, Standing::Unrelieved);
+                return;
+            };
+            free
         };
-        match crew.start_one(Post::worker(number, node, topology), duty) {
-            Ok(recruit) => {
+        let started = crew.start_one(Post::worker(number, node, topology), duty);
+        let mut bench = lock(&self.bench);
+        // Another one that came back may have taken its place meanwhile.
+        let is_wanted = bench.get(stuck).is_some_and(Standing::counts);
+        match started {
+            Ok(recruit) if is_wanted => {
+                self.stand(&mut bench, stuck, Standing::Relieved);
+                drop(bench);
                 tracing::warn!(
                     worker = stuck,
                     stand_in = number,
                     "a worker is stuck in a page fault; another one stands in"
                 );
-                self.engage(recruit, number);
+                self.engage_with(recruit, number, deques);
+                // Perhaps it sleeps by now.
+                self.shared.wake_place(home);
+            }
+            Ok(recruit) => {
+                self.stand(&mut bench, number, Standing::Free(deques));
+                drop(bench);
+                recruit.dismiss();
             }
             Err(NoThread::Refused(error) | NoThread::Start(error)) => {
-                self.shared.set_replaced(stuck, false);
+                self.stand(&mut bench, number, Standing::Free(deques));
+                if is_wanted {
+                    self.stand(&mut bench, stuck, Standing::Unrelieved);
+                }
+                drop(bench);
                 tracing::warn!(worker = stuck, %error, "a worker is stuck in a page fault, and no stand-in could be started");
             }
+        }
+    }
+
+    fn stand(&self, bench: &mut [Standing], number: usize, standing: Standing) {
+        self.shared.set_replaced(number, matches!(standing, Standing::Relieved));
+        if let Some(known) = bench.get_mut(number) {
+            *known = standing;
         }
     }
 }

@@ -83,14 +83,13 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Works until the pool closes or somebody else has taken over; gives its deques back, emptied.
-    pub(super) fn run(self) -> Deques {
+    /// Works until the pool closes or somebody else has taken over; its deques are empty then.
+    pub(super) fn run(&self) {
         self.work();
         for task in self.deques.iter().flat_map(|deque| std::iter::from_fn(|| deque.pop())) {
             // Whoever has taken over finds it there; nobody does where the pool closes.
             self.shared.send(self.home, task);
         }
-        self.deques
     }
 }
 

@@ -1,11 +1,12 @@
 //! userfaultfd(2): pages whose bytes a handler decides, and poisoned pages.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::PAGE;
@@ -22,7 +23,11 @@ const fn request(number: u64, size: usize) -> libc::c_ulong {
 
 /// A userfaultfd over missing pages.
 #[derive(Debug)]
-pub struct Userfaultfd(File);
+pub struct Userfaultfd {
+    file: File,
+    /// Addresses of faults that were told of and not answered.
+    waiting: Mutex<BTreeSet<u64>>,
+}
 
 impl Userfaultfd {
     /// Registers a range; says aloud why not.
@@ -34,7 +39,7 @@ impl Userfaultfd {
             return None;
         }
         // SAFETY: the kernel just gave us this descriptor.
-        let own = Self(unsafe { File::from_raw_fd(fd as i32) });
+        let own = Self { file: unsafe { File::from_raw_fd(fd as i32) }, waiting: Mutex::default() };
         let mut features = FEATURE_POISON;
         if own.ioctl(request(0x3f, 24), &mut [UFFD_API, features, 0]).is_err() {
             println!("this kernel has no UFFDIO_POISON");
@@ -53,7 +58,7 @@ impl Userfaultfd {
 
     fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> std::io::Result<()> {
         // SAFETY: each request is given the words of its struct, which the call may change.
-        let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        let answer = unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, words.as_mut_ptr()) };
         if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     }
 
@@ -70,7 +75,28 @@ impl Userfaultfd {
 
     /// Waits until somebody stands before a missing page. Nobody is let on.
     pub fn wait_for_a_fault(&self) {
-        assert!(super::readable(&self.0, -1));
+        assert!(super::readable(&self.file, -1));
+    }
+
+    /// Waits until so many threads stand before missing pages, at different addresses. Nobody is let on.
+    pub fn wait_for_faults(&self, count: usize) {
+        let mut waiting = self.waiting.lock().unwrap();
+        while waiting.len() < count {
+            self.wait_for_a_fault();
+            waiting.extend(self.next_fault());
+        }
+    }
+
+    /// The address that a fault is told of, if one is.
+    fn next_fault(&self) -> Option<u64> {
+        // A struct uffd_msg: the event in its first byte, the address in its third word.
+        let mut message = [0u8; 32];
+        match (&self.file).read(&mut message) {
+            Ok(32) if message[0] == EVENT_PAGEFAULT => {
+                Some(u64::from_ne_bytes(message[16..24].try_into().unwrap()) & !(PAGE - 1))
+            }
+            _ => None,
+        }
     }
 
     /// Brings one page (of any size). Somebody else may have done so before.
@@ -84,18 +110,15 @@ impl Userfaultfd {
         let stop = Arc::clone(&over);
         let thread = std::thread::spawn(move || {
             let page = vec![byte; PAGE as usize];
+            let waiting = std::mem::take(&mut *self.waiting.lock().unwrap());
+            waiting.into_iter().for_each(|address| self.answer(address, &page));
             while !stop.load(Ordering::Relaxed) {
-                // A struct uffd_msg: the event in its first byte, the address in its third word.
-                let mut message = [0u8; 32];
-                let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one pollfd, alive during the call. Looks at `stop` every now and then.
                 unsafe { libc::poll(&raw mut poll, 1, 50) };
-                match (&self.0).read(&mut message) {
-                    Ok(32) if message[0] == EVENT_PAGEFAULT => {}
-                    _ => continue,
+                if let Some(address) = self.next_fault() {
+                    self.answer(address, &page);
                 }
-                let address = u64::from_ne_bytes(message[16..24].try_into().unwrap()) & !(PAGE - 1);
-                self.answer(address, &page);
             }
         });
         Handler { over, thread: Some(thread) }
