@@ -107,13 +107,11 @@ impl Claim {
         self.work = None;
         let spent = thread_cpu_time().saturating_sub(self.since);
         let core = Arc::clone(&self.core);
-        if let Some(node) = finished {
-            core.advance(self.extent.len, node.or(self.hand.node));
-        }
         core.close(self.extent, finished.is_some(), |notes| {
             let share = notes.shares.entry(self.hand.worker).or_insert_with(|| WorkerShare::of(self.hand));
             share.cpu_time += spent;
-            if finished.is_some() {
+            if let Some(node) = finished {
+                core.advance(self.extent.len, node.or(self.hand.node));
                 share.bytes += self.extent.len;
                 share.chunks += 1;
                 notes.steals += u64::from(self.hand.stolen);

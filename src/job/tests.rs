@@ -142,6 +142,7 @@ fn late_failures_are_not_recorded() {
     job.stop(StopReason::Cancelled);
     let before = job.wait_until(None).unwrap();
     stuck.fail(Cause::Poisoned);
+    assert_eq!(job.progress().done_bytes, 0, "nor in the progress");
     assert_eq!(outcomes(job.result().unwrap()), outcomes(&before));
     assert_eq!(outcomes(&before), [(0, 1, Outcome::InFlight)]);
 }
