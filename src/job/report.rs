@@ -43,7 +43,8 @@ pub struct Report {
     pub method: Option<Method>,
     /// From submission to the end.
     pub duration: Duration,
-    /// Chunks of tasks that a worker took from another one.
+    /// Chunks that were done by others than the worker that was to do them: those of the tasks that a worker took
+    /// from another one.
     pub steals: u64,
     /// CPU time of all threads that worked on it.
     pub cpu_time: Duration,

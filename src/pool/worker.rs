@@ -125,11 +125,11 @@ impl Shift for Worker {
     }
 
     fn execute(&self, (task, origin): (Task, Origin)) {
-        let Task { job, extent, believed, .. } = task;
+        let Task { job, extent, believed, stolen } = task;
         if !job.is_running() {
             return;
         }
-        let stolen = matches!(origin, Origin::Robbed(_));
+        let stolen = stolen || matches!(origin, Origin::Robbed(_));
         let background = job.priority() == Priority::Background;
         let limit = if background { self.shared.longest_background_chunk() } else { None };
         let mut grain = self.grain.get();

@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
-use vm_zeroing::{Job, NodeId, Outcome, Report, Topology, ZeroingService};
+use vm_zeroing::{Job, NodeId, Outcome, Report, Topology, ZeroingService, ZeroingServiceBuilder};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -131,6 +131,14 @@ pub fn service() -> ZeroingService {
 /// A service with this many workers at most (fewer where fewer CPUs are allowed), all on one node.
 pub fn service_with(workers: usize) -> ZeroingService {
     ZeroingService::builder().topology(one_node()).workers_per_node(workers).small_job(0).build().unwrap()
+}
+
+/// For a service with exactly this many workers on one node, whatever CPUs there are: they share what is allowed.
+pub fn exactly(workers: usize) -> ZeroingServiceBuilder {
+    let tree = Tree::new();
+    tree.file("sys/devices/system/cpu/online", &format!("0-{}", workers.max(allowed_cpus().len()) + 1023));
+    let topology = Topology::read(&tree.0).unwrap();
+    ZeroingService::builder().topology(topology).workers_per_node(workers).small_job(0)
 }
 
 /// The allowed CPUs on one node.
