@@ -1,0 +1,367 @@
+//! The pool, with events for threads: what `src/pool/worker.rs`, `shared.rs` and `sleep.rs` do, step by step,
+//! over the same decisions (`machine`) and the same splitting (`extent`).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use vm_zeroing::NodeId;
+
+use crate::agenda::Agenda;
+use crate::extent::Extent;
+use crate::host::Host;
+use crate::layout::Layout;
+use crate::machine::{Grain, Locality, Origin, Place, Plan, Queues, Throttle};
+use crate::memory::Memory;
+use crate::run::Run;
+
+/// What a pool is set to, and what its steps cost in seconds.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub locality: Locality,
+    /// The longest chunk in bytes.
+    pub chunk: u64,
+    /// The lane of the job.
+    pub lane: usize,
+    /// Bytes a second for background work.
+    pub rate: Option<u64>,
+    /// From a wake until the worker looks for work.
+    pub wake: f64,
+    /// A task from another worker's deque.
+    pub steal: f64,
+    /// A look at a queue.
+    pub look: f64,
+    /// A passage through the lock of the job's books: three a chunk, one at a time.
+    pub lock: f64,
+}
+
+/// One for each priority, the first first.
+pub const LANES: usize = 3;
+pub const NORMAL: usize = 1;
+pub const BACKGROUND: usize = 2;
+
+/// Everybody sleeps, and bytes are left: a mistake in the decisions.
+#[derive(Debug, thiserror::Error)]
+#[error("everybody sleeps, and {left} bytes are not cleared: a task was slept through")]
+pub struct Stuck {
+    left: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    extent: Extent,
+    believed: Option<NodeId>,
+    stolen: bool,
+}
+
+/// What happens to a worker, or to the memory of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// It looks for work.
+    Looks(usize),
+    /// It found none; it counts itself idle, looks once more and sleeps.
+    Rests(usize),
+    /// It slept for as long as the rate asks for, unless it was woken since.
+    WakesUp(usize, u64),
+    /// It has its task in its hands.
+    Takes(usize),
+    /// Its chunk belongs elsewhere, and it has let go of it.
+    Sends(usize),
+    /// Its chunk is confirmed.
+    Stores(usize),
+    /// Somebody finishes there, unless shares have changed since.
+    Finishes(usize, u64),
+}
+
+/// What a worker has at hand.
+#[derive(Debug)]
+struct Worker {
+    home: Place,
+    grain: Grain,
+    task: Option<Task>,
+    origin: Origin,
+    begun: f64,
+    /// Counts its wakes.
+    woken: u64,
+}
+
+/// The queues of one priority.
+#[derive(Debug, Clone)]
+struct Lane {
+    injectors: Vec<VecDeque<Task>>,
+    deques: Vec<VecDeque<Task>>,
+}
+
+/// A lane as one worker sees it; counts its looks.
+struct LaneOf<'l> {
+    lane: &'l mut Lane,
+    own: usize,
+    looks: u32,
+}
+
+impl Queues for LaneOf<'_> {
+    type Task = Task;
+
+    fn pop_own(&mut self) -> Option<Task> {
+        self.looks += 1;
+        self.lane.deques[self.own].pop_back()
+    }
+
+    fn take_from_node(&mut self, node: Place) -> Option<Task> {
+        self.looks += 1;
+        self.lane.injectors[node].pop_front()
+    }
+
+    fn rob(&mut self, victim: usize) -> Option<Task> {
+        self.looks += 1;
+        self.lane.deques[victim].pop_front()
+    }
+}
+
+struct Pool<'a> {
+    host: &'a Host,
+    layout: &'a Layout,
+    plan: &'a Plan,
+    settings: &'a Settings,
+    agenda: Agenda<Event>,
+    memories: Vec<Memory>,
+    workers: Vec<Worker>,
+    lanes: Vec<Lane>,
+    /// Who sleeps at each place, the first first.
+    beds: Vec<VecDeque<usize>>,
+    throttle: Throttle,
+    /// When the lock of the books is free.
+    books: f64,
+    left: u64,
+    run: Run,
+}
+
+/// The plan of a pool on this machine. Each number twice, as in the pool: the second is for whoever stands in
+/// for a worker that is stuck; here nobody is.
+pub fn plan(host: &Host, locality: Locality) -> Plan {
+    Plan::new(&host.topology, &[host.wanted.as_slice(), host.wanted.as_slice()].concat(), locality)
+}
+
+/// Clears the memory and says how it went.
+pub fn clear(host: &Host, layout: &Layout, plan: &Plan, settings: &Settings, name: &str) -> Result<Run, Stuck> {
+    let places = plan.homes().len();
+    let numbers = plan.workers().len();
+    let lane = Lane { injectors: vec![VecDeque::new(); places], deques: vec![VecDeque::new(); numbers] };
+    let at_home = host.workers.iter().zip(plan.workers());
+    let workers: Vec<Worker> = at_home
+        .map(|(_, home)| Worker {
+            home: *home,
+            grain: Grain::new(settings.chunk),
+            task: None,
+            origin: Origin::Own,
+            begun: 0.0,
+            woken: 0,
+        })
+        .collect();
+    let mut beds = vec![VecDeque::new(); places];
+    for (number, worker) in workers.iter().enumerate() {
+        beds[worker.home].push_back(number);
+    }
+    let pool = Pool {
+        host,
+        layout,
+        plan,
+        settings,
+        agenda: Agenda::new(),
+        memories: host.memories(),
+        workers,
+        lanes: vec![lane; LANES],
+        beds,
+        throttle: Throttle::new(settings.rate),
+        books: 0.0,
+        left: layout.bytes(),
+        run: Run::new(name, host.nodes()),
+    };
+    pool.work()
+}
+
+impl Pool<'_> {
+    fn work(mut self) -> Result<Run, Stuck> {
+        self.submit();
+        while let Some((now, event)) = self.agenda.next() {
+            match event {
+                Event::Looks(worker) => self.looks(worker, now),
+                Event::Rests(worker) => self.rests(worker, now),
+                Event::WakesUp(worker, woken) => self.wakes_up(worker, woken, now),
+                Event::Takes(worker) => self.takes(worker, now),
+                Event::Sends(worker) => self.sends(worker, now),
+                Event::Stores(worker) => self.stores(worker, now),
+                Event::Finishes(node, version) => self.finishes(node, version, now),
+            }
+            if self.left == 0 {
+                return Ok(self.run);
+            }
+        }
+        Err(Stuck { left: self.left })
+    }
+
+    /// `Pool::submit`
+    fn submit(&mut self) {
+        let places = self.plan.homes().len();
+        for (index, (len, believed)) in self.layout.regions().enumerate() {
+            let extent = Extent { region: index as u32, start: 0, len };
+            let place = believed.map_or(index % places, |node| self.plan.place_for(node));
+            self.send(place, Task { extent, believed, stolen: false }, 0.0);
+        }
+    }
+
+    /// `Shared::send`
+    fn send(&mut self, place: Place, task: Task, now: f64) {
+        self.lanes[self.settings.lane].injectors[place].push_back(task);
+        self.wake_near(place, now);
+    }
+
+    /// `Hands::offer`
+    fn offer(&mut self, worker: usize, task: Task, now: f64) {
+        self.lanes[self.settings.lane].deques[worker].push_back(task);
+        self.wake_near(self.workers[worker].home, now);
+    }
+
+    /// `Shared::wake_near`
+    fn wake_near(&mut self, place: Place, now: f64) {
+        let sleeper = self.plan.partners(place).iter().find_map(|place| self.beds[*place].pop_front());
+        if let Some(worker) = sleeper {
+            self.run.wakes += 1;
+            self.workers[worker].woken += 1;
+            self.agenda.enter(now + self.settings.wake, Event::Looks(worker));
+        }
+    }
+
+    /// `Worker::find`, and how long it took.
+    fn find(&mut self, worker: usize, now: f64) -> (Option<(Task, Origin)>, f64) {
+        let mut looks = 0;
+        let mut found = None;
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            if number == BACKGROUND && self.throttle.ask(since_submission(now)).is_err() {
+                continue;
+            }
+            let mut seen = LaneOf { lane, own: worker, looks: 0 };
+            found = self.plan.next(worker, &mut seen);
+            looks += seen.looks;
+            if found.is_some() {
+                break;
+            }
+        }
+        let stolen = matches!(found, Some((_, Origin::Robbed(_))));
+        let cost = f64::from(looks) * self.settings.look + if stolen { self.settings.steal } else { 0.0 };
+        (found, cost)
+    }
+
+    fn looks(&mut self, worker: usize, now: f64) {
+        let (found, cost) = self.find(worker, now);
+        match found {
+            Some(found) => self.found(worker, found, now + cost),
+            None => self.agenda.enter(now + cost, Event::Rests(worker)),
+        }
+    }
+
+    /// `Worker::rest`. Between the count and the look nobody else gets a word in, so no wake is owed.
+    fn rests(&mut self, worker: usize, now: f64) {
+        let (found, cost) = self.find(worker, now);
+        if let Some(found) = found {
+            return self.found(worker, found, now + cost);
+        }
+        self.beds[self.workers[worker].home].push_back(worker);
+        if let Err(Some(until)) = self.throttle.ask(since_submission(now)) {
+            let nap = Event::WakesUp(worker, self.workers[worker].woken);
+            self.agenda.enter(until.as_secs_f64().max(now + cost), nap);
+        }
+    }
+
+    fn wakes_up(&mut self, worker: usize, woken: u64, now: f64) {
+        if self.workers[worker].woken == woken {
+            self.beds[self.workers[worker].home].retain(|sleeper| *sleeper != worker);
+            self.workers[worker].woken += 1;
+            self.looks(worker, now);
+        }
+    }
+
+    fn found(&mut self, worker: usize, (task, origin): (Task, Origin), at: f64) {
+        self.workers[worker].task = Some(task);
+        self.workers[worker].origin = origin;
+        self.agenda.enter(at, Event::Takes(worker));
+    }
+
+    /// `Worker::execute`, up to the look at where the chunk lies.
+    fn takes(&mut self, worker: usize, now: f64) {
+        let Some(Task { extent, believed, .. }) = self.workers[worker].task else { return };
+        let Worker { grain, origin, home, .. } = self.workers[worker];
+        let stolen = matches!(origin, Origin::Robbed(_));
+        if let Origin::Robbed(victim) = origin {
+            self.run.stole(self.plan.workers().get(victim) == Some(&home));
+        }
+        let background = self.settings.lane == BACKGROUND;
+        let limit = if background { self.throttle.longest_chunk() } else { None };
+        let chunk = extent.split_to_cell(grain.next(limit), |far| {
+            self.offer(worker, Task { extent: far, believed, stolen }, now);
+        });
+        if background {
+            self.throttle.pay(chunk.len, since_submission(now));
+        }
+        let found = self.host.id(self.layout.node_of(chunk.region, chunk.start));
+        // Claimed, and either handed back or confirmed.
+        let at = self.pass_the_books(now, 2);
+        self.workers[worker].begun = now;
+        let next = match self.plan.belongs_elsewhere(home, believed, Some(found)) {
+            Some(_) => Event::Sends(worker),
+            None => Event::Stores(worker),
+        };
+        self.workers[worker].task = Some(Task { extent: chunk, believed, stolen });
+        self.agenda.enter(at, next);
+    }
+
+    fn sends(&mut self, worker: usize, now: f64) {
+        let Some(task) = self.workers[worker].task.take() else { return };
+        let found = Some(self.host.id(self.layout.node_of(task.extent.region, task.extent.start)));
+        if let Some(place) = self.plan.belongs_elsewhere(self.workers[worker].home, task.believed, found) {
+            self.run.sent_home += 1;
+            self.send(place, Task { believed: found, ..task }, now);
+        }
+        self.learn(worker, task.extent.len, now);
+        self.looks(worker, now);
+    }
+
+    fn stores(&mut self, worker: usize, now: f64) {
+        let Some(task) = self.workers[worker].task else { return };
+        let node = self.layout.node_of(task.extent.region, task.extent.start);
+        let pace = self.host.pace(self.host.workers[worker], node);
+        self.memories[node].begin(now, worker, pace, task.extent.len);
+        self.expect(node);
+    }
+
+    fn finishes(&mut self, node: usize, version: u64, now: f64) {
+        let Some(worker) = self.memories[node].finish(now, version) else { return };
+        self.expect(node);
+        let Some(task) = self.workers[worker].task.take() else { return };
+        let settled = self.pass_the_books(now, 1);
+        self.left -= task.extent.len;
+        self.run.cleared(node, self.host.workers[worker].node == node, task.extent.len, settled);
+        self.learn(worker, task.extent.len, settled);
+        self.agenda.enter(settled, Event::Looks(worker));
+    }
+
+    fn learn(&mut self, worker: usize, bytes: u64, now: f64) {
+        let worker = &mut self.workers[worker];
+        worker.grain.learn(bytes, since_submission((now - worker.begun).max(0.0)));
+    }
+
+    fn expect(&mut self, node: usize) {
+        if let Some((at, version)) = self.memories[node].next() {
+            self.agenda.enter(at, Event::Finishes(node, version));
+        }
+    }
+
+    /// Waits for the lock of the books and holds it so many times; when it lets go.
+    fn pass_the_books(&mut self, now: f64, times: u32) -> f64 {
+        self.books = self.books.max(now) + f64::from(times) * self.settings.lock;
+        self.books
+    }
+}
+
+fn since_submission(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
