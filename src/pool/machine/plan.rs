@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     homes: Vec<NodeId>,
     /// The home of each worker.
     workers: Vec<Place>,
+    /// The workers of each place, ascending.
+    crews: Vec<Vec<usize>>,
     /// For each place: all places by distance, itself first.
     neighbours: Vec<Vec<Place>>,
     /// Every node of the machine and the nearest place that serves it.
@@ -84,8 +86,12 @@ impl Plan {
                 Some((node.id(), nearest.or_else(|| by_distance(node.id()).next())?))
             })
             .collect();
-        let workers = workers.iter().filter_map(|node| place_of(*node)).collect();
-        Self { workers, neighbours, served_by, homes, locality }
+        let workers: Vec<Place> = workers.iter().filter_map(|node| place_of(*node)).collect();
+        let mut crews = vec![Vec::new(); homes.len()];
+        for (worker, home) in workers.iter().enumerate() {
+            crews[*home].push(worker);
+        }
+        Self { workers, crews, neighbours, served_by, homes, locality }
     }
 
     /// The workers' homes, one entry a worker.
@@ -131,11 +137,10 @@ impl Plan {
 
     /// Starts behind the robber's own number, so that robbers do not all queue at the same victim.
     fn rob_place<Q: Queues>(&self, robber: usize, place: Place, queues: &mut Q) -> Option<(Q::Task, Origin)> {
-        let count = self.workers.len();
-        (1..count)
-            .map(|step| (robber + step) % count)
-            .filter(|&victim| self.workers.get(victim) == Some(&place))
-            .find_map(|victim| Some((queues.rob(victim)?, Origin::Robbed(victim))))
+        let crew = self.crews.get(place)?;
+        let (before, behind) = crew.split_at(crew.partition_point(|victim| *victim <= robber));
+        let mut victims = behind.iter().chain(before).copied().filter(|victim| *victim != robber);
+        victims.find_map(|victim| Some((queues.rob(victim)?, Origin::Robbed(victim))))
     }
 
     /// What to do with a chunk believed to lie on `believed` and found on `found`, in the hands of a
