@@ -2,9 +2,9 @@
 //!
 //! # Why there is one at a time, and again one
 //!
-//! Who swaps `taken` from false to true has the token, and only a job that has it gives it back, once: by the
-//! swap of its own `has`. `taken` stays true until after that swap, so nobody else's token is ever given back.
-//! `has` may be looked at while it is still being set: such a look gives nothing back, and the drop does.
+//! Who changes `taken` to true has the token, and only a job that has it gives it back, once: whoever changes its
+//! `has` to false. `taken` stays true until after that, so nobody else's token is ever given back. `has` may be
+//! looked at before it is set: such a look gives nothing back, and the drop does.
 
 use std::sync::Arc;
 
@@ -31,17 +31,24 @@ impl Token {
 
     /// Takes the token for this job; `false` if another one has it.
     pub(super) fn take(&self) -> bool {
-        let free = !self.unseen.taken.swap(true, Ordering::AcqRel);
-        self.has.store(free, Ordering::Release);
+        let free = change(&self.unseen.taken, false, true);
+        if free {
+            self.has.store(true, Ordering::Release);
+        }
         free
     }
 
     /// Somebody has asked for the end, and got it; or nobody can any more.
     pub(super) fn give_back(&self) {
-        if self.has.swap(false, Ordering::AcqRel) {
+        if change(&self.has, true, false) {
             self.unseen.taken.store(false, Ordering::Release);
         }
     }
+}
+
+/// Whether this is who changed the flag from `from` to `to`.
+fn change(flag: &AtomicBool, from: bool, to: bool) -> bool {
+    flag.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 impl Drop for Token {

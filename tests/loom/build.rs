@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The modules of a variant, and their files from the library's root.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 11] = [
     ("tally", "src/job/tally.rs"),
     ("course", "src/job/course.rs"),
     ("token", "src/job/token.rs"),
@@ -15,20 +15,52 @@ const FILES: [(&str, &str); 9] = [
     ("completion", "tests/loom/src/models/completion.rs"),
     ("cancel", "tests/loom/src/models/cancel.rs"),
     ("parking", "tests/loom/src/models/parking.rs"),
+    ("closing", "tests/loom/src/models/closing.rs"),
+    ("burst", "tests/loom/src/models/burst.rs"),
 ];
 
-/// What is taken away: name of the variant, module, text (once in its file), what stands there instead.
-const BROKEN: [(&str, &[(&str, &str, &str)]); 9] = [
+/// An edit of a module: the text, which is there once, and what stands there instead.
+type Edit = (&'static str, &'static str, &'static str);
+
+/// What is taken away from the library, or from what the models assume of its callers.
+const BROKEN: [(&str, &[Edit]); 21] = [
+    // A job's course.
     ("without_the_fence", &[("guest", "    fence();\n", "    drop(fence);\n")]),
     (
         "released_without_release",
         &[("course", "released.store(true, Ordering::Release)", "released.store(true, Ordering::Relaxed)")],
     ),
-    ("notified_without_the_lock", &[("course", "let waiting = lock(&self.books).waiting;", "let waiting = 1;")]),
     (
-        "ended_over_a_store",
-        &[("tally", "self.held.iter().all(|held| !held.storing)", "true")],
+        "notified_without_the_lock",
+        &[("course", "let waiting = lock(&self.books).waiting;", "let waiting = 1;")],
     ),
+    (
+        "waiting_is_not_counted",
+        &[("course", "            books.waiting += 1;\n", "            books.waiting += 0;\n")],
+    ),
+    (
+        "let_go_after_the_waiters",
+        &[
+            ("course", "        job.let_go(notes);\n", ""),
+            (
+                "course",
+                "        job.tell(&held);\n",
+                "        job.let_go(notes);\n        job.tell(&held);\n",
+            ),
+        ],
+    ),
+    (
+        "told_before_the_end",
+        &[
+            ("course", "        job.tell(&held);\n", ""),
+            (
+                "course",
+                "        job.let_go(notes);\n",
+                "        job.tell(&held);\n        job.let_go(notes);\n",
+            ),
+        ],
+    ),
+    ("ended_over_a_store", &[("tally", "self.held.iter().all(|held| !held.storing)", "true")]),
     (
         "confirmed_after_the_end",
         &[
@@ -36,10 +68,76 @@ const BROKEN: [(&str, &[(&str, &str, &str)]); 9] = [
             ("tally", "std::mem::take(&mut self.held)", "self.held.clone()"),
         ],
     ),
-    ("without_the_adders_fence", &[("sleep", "fence(Ordering::SeqCst);\n        if self.idle", "if self.idle")]),
+    (
+        "stop_is_not_heard",
+        &[(
+            "course",
+            "be_looked_at(now + STALL_GRACE);\n            self.changed.notify_all();",
+            "be_looked_at(now);",
+        )],
+    ),
+    (
+        "looked_before_the_lock_of_the_wait",
+        &[(
+            "course",
+            "            books.waiting += 1;\n",
+            "            drop(books);\n            let mut books = lock(&self.books);\n            if self.result().is_some() {\n                \
+             continue;\n            }\n            books.waiting += 1;\n",
+        )],
+    ),
+    // Parking.
+    (
+        "without_the_adders_fence",
+        &[("sleep", "fence(Ordering::SeqCst);\n        if self.idle", "if self.idle")],
+    ),
     ("without_the_sleepers_fence", &[("sleep", "fence(Ordering::SeqCst);\n        let found", "let found")]),
     ("woken_twice", &[("sleep", "            beds.idle -= 1;\n", "")]),
-    ("wakes_not_passed_on", &[("sleep", "if owes_a_wake {\n            self", "if owes_a_wake && false {\n            self")]),
+    (
+        "wakes_are_not_passed_on",
+        &[(
+            "sleep",
+            "if owes_a_wake {\n            self",
+            "if owes_a_wake && self.dormitory().is_none() {\n            self",
+        )],
+    ),
+    (
+        "naps_that_stay_idle",
+        &[("sleep", "self.change(&mut beds, |beds| beds.idle = beds.idle.saturating_sub(1));\n", "")],
+    ),
+    (
+        "left_in_silence",
+        &[("sleep", "        self.pass_wake_on();\n    }\n\n    fn rest", "    }\n\n    fn rest")],
+    ),
+    // The service's drop.
+    (
+        "entered_without_the_lock",
+        &[(
+            "register",
+            "        let mut known = lock(&self.known);\n        if self.is_closed() {\n            return false;\n        }\n",
+            "        if self.is_closed() {\n            return false;\n        }\n        let mut known = lock(&self.known);\n",
+        )],
+    ),
+    (
+        "woken_without_permits",
+        &[("sleep", "beds.permits += std::mem::take(&mut beds.idle)", "beds.idle = 0")],
+    ),
+    (
+        "asleep_without_a_look_at_the_flag",
+        &[(
+            "sleep",
+            "if self.is_to_leave() { Ok(None) } else { self.find().map(Some) }",
+            "self.find().map(Some)",
+        )],
+    ),
+    // The token of a burst.
+    (
+        "given_back_by_everybody",
+        &[("token", "if change(&self.has, true, false) {", "if self.has.load(Ordering::Acquire) {")],
+    ),
+    (
+        "not_given_back_when_dropped",
+        &[("token", "    fn drop(&mut self) {\n        self.give_back();", "    fn drop(&mut self) {")],
+    ),
 ];
 
 fn main() {

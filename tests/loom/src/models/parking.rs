@@ -185,7 +185,7 @@ pub fn a_task_found_instead_of_another() {
 /// One of the tasks is background work that has to wait for its time: who naps until then can be woken before.
 pub fn a_nap_until_the_rate_allows_it() {
     let nodes = Nodes::new(Duration::from_millis(5));
-    let workers = two_workers(&nodes, [0, 0]);
+    let workers = two_workers(&nodes, [0, 1]);
     nodes.submit(1);
     nodes.submit(0);
     workers.into_iter().for_each(|worker| worker.join().unwrap());
