@@ -4,11 +4,11 @@
 mod common;
 
 use std::sync::Arc;
-use std::thread;
 
 use common::hooked::HookedMemory;
 use common::mapped::Mapped;
-use common::{PAGE, fill, is_pattern, readable, service, worker_threads};
+use common::wakeups::asleep;
+use common::{PAGE, fill, is_pattern, readable, service};
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollection};
 use vm_zeroing::{Intent, Job, RequestError, ZeroRequest, ZeroingService};
 
@@ -70,35 +70,6 @@ fn overflow_is_an_error() {
         );
     }
     assert!(is_pattern(&*memory, 0, 4 * PAGE), "nothing was touched");
-}
-
-/// How often the workers were put on a CPU, and whether all of them sleep now.
-fn wakeups() -> (u64, bool) {
-    let read = |thread, file| std::fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).unwrap();
-    let mut switches = 0;
-    let mut asleep = true;
-    for (thread, _) in worker_threads() {
-        let status = read(thread, "status");
-        let numbers = status.lines().filter(|line| line.contains("ctxt_switches"));
-        switches += numbers
-            .map(|line| line.rsplit(char::is_whitespace).next().unwrap().parse::<u64>().unwrap())
-            .sum::<u64>();
-        asleep &= status.lines().any(|line| line.starts_with("State:") && line.contains("S (sleeping)"));
-    }
-    (switches, asleep)
-}
-
-/// Waits until the workers have been asleep for a while.
-fn asleep() -> u64 {
-    let mut last = wakeups();
-    let mut calm = 0;
-    while calm < 100 {
-        thread::yield_now();
-        let now = wakeups();
-        calm = if now.1 && now == last { calm + 1 } else { 0 };
-        last = now;
-    }
-    last.0
 }
 
 /// In a process of its own, so that other tests' workers are not counted.

@@ -29,6 +29,8 @@ pub struct HookedRegion<B: Bitmap = ()> {
     hook: Hook,
     /// What the region says about its file, true or not.
     pub file: Option<FileOffset>,
+    /// Calls the hook on the test's own threads too.
+    pub on_all_threads: bool,
 }
 
 pub type HookedMemory<B = ()> = GuestRegionCollection<HookedRegion<B>>;
@@ -44,6 +46,7 @@ impl<B: Bitmap> HookedRegion<B> {
             inner: GuestRegionMmap::new(mapping, GuestAddress(start)).unwrap(),
             hook: Arc::new(hook),
             file,
+            on_all_threads: false,
         }
     }
 }
@@ -90,7 +93,7 @@ impl<B: Bitmap> GuestMemoryRegion for HookedRegion<B> {
 
     fn get_slice(&self, offset: MemoryRegionAddress, count: usize) -> Result<VolatileSlice<'_, BS<'_, B>>> {
         let by_worker = std::thread::current().name().is_some_and(|name| name.starts_with("vmz-"));
-        match if by_worker { (self.hook)(offset.0, count) } else { Answer::AsAsked } {
+        match if by_worker || self.on_all_threads { (self.hook)(offset.0, count) } else { Answer::AsAsked } {
             Answer::AsAsked => GuestMemoryRegion::get_slice(&self.inner, offset, count),
             Answer::Short(len) => GuestMemoryRegion::get_slice(&self.inner, offset, len),
             Answer::Refused => Err(GuestMemoryError::HostAddressNotAvailable),

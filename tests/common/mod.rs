@@ -19,6 +19,7 @@ pub mod mapped;
 pub mod pinned;
 pub mod seccomp;
 pub mod uffd;
+pub mod wakeups;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
@@ -122,7 +123,6 @@ pub fn outcome_at(report: &Report, address: u64) -> &Outcome {
     &report.ranges.iter().find(holds).expect("the byte was asked for").outcome
 }
 
-/// A service as a VMM builds it.
 /// A service whose workers do all jobs, small ones too.
 pub fn service() -> ZeroingService {
     ZeroingService::builder().small_job(0).build().unwrap()
