@@ -140,7 +140,7 @@ impl ZeroingService {
         self.core.pool.workers()
     }
 
-    /// The service's threads: workers, and the watchdog.
+    /// The service's threads: workers, and the watchdog. None of them is in a forked child.
     #[must_use]
     pub fn threads(&self) -> Vec<ThreadInfo> {
         self.core.pool.threads()
@@ -149,12 +149,14 @@ impl ZeroingService {
     /// Holds background work to so many bytes a second from now on; 0 pauses it, `None` lets it go as fast as
     /// it can. What of it is under way when this is called ends its chunk.
     ///
-    /// A paused job can be cancelled, and waiting for it takes as long as the pause.
+    /// A paused job can be cancelled, and waiting for it takes as long as the pause. Frame tables are initialised
+    /// in the background, and so at this rate. A service without workers has no background: the rate means
+    /// nothing there. In a forked child this changes nothing.
     pub fn set_background_rate(&self, bytes_per_second: Option<u64>) {
         self.core.pool.set_background_rate(bytes_per_second);
     }
 
-    /// The rate that background work keeps to, in bytes a second.
+    /// The rate that background work keeps to, in bytes a second; `None`: none (or a forked child asks).
     #[must_use]
     pub fn background_rate(&self) -> Option<u64> {
         self.core.pool.background_rate()
@@ -258,8 +260,10 @@ impl ZeroingServiceBuilder {
     /// At most this many workers on each node with CPUs (8 unless this or a calibration says otherwise; never
     /// more than the node has CPUs for us). A host that starts fewer threads gets fewer.
     ///
-    /// 0: no thread is started, and every job is done within `submit`, by the thread that calls it. Such a job
-    /// looks at its deadline between chunks only, and nobody else can end it while a page fault keeps it.
+    /// 0: no thread is started, and every job is done within `submit`, by the thread that calls it, background
+    /// jobs too, at no rate but their own. Such a job looks at its deadline between chunks only, and nobody
+    /// else can end it while a page fault keeps it. On which node the caller sits is not asked: where there are
+    /// several, no byte is reported as local or remote, and [`Locality`] means nothing.
     pub fn workers_per_node(mut self, workers: usize) -> Self {
         self.workers_per_node = Some(workers);
         self
@@ -286,7 +290,8 @@ impl ZeroingServiceBuilder {
 
     /// The most bytes a worker clears between two looks at cancel, deadline and priority: rounded down to a
     /// power of two, at least 64 KiB; 4 MiB unless said. Where that takes longer than a millisecond, workers
-    /// take less. One page fault is not cut: the kernel clears a fresh 1 GiB page in one go.
+    /// take less. More than a region has makes one chunk of it. One page fault is not cut: the kernel clears a
+    /// fresh 1 GiB page in one go. 0 is refused by [`build`](Self::build) ([`BuildError::NoChunk`]).
     pub fn chunk(mut self, bytes: u64) -> Self {
         self.chunk = Some(bytes);
         self

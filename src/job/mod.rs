@@ -101,7 +101,9 @@ impl Job {
         self.handle.core.progress()
     }
 
-    /// How far the job is on each node of the machine, ascending by node.
+    /// How far the job is on each node of the machine, ascending by node. Together as far as
+    /// [`progress`](Job::progress) when the job is over, less what has no page and so no node and was dealt with
+    /// by a thread of the caller's, whose node is not asked for.
     #[must_use]
     pub fn progress_by_node(&self) -> Vec<NodeProgress> {
         self.handle.core.progress_by_node()

@@ -142,6 +142,9 @@ impl Pool {
     }
 
     pub(crate) fn threads(&self) -> Vec<ThreadInfo> {
+        if self.check_process().is_err() {
+            return Vec::new();
+        }
         lock(&self.threads)
             .iter()
             .filter(|(_, thread)| !thread.is_finished())
@@ -150,11 +153,14 @@ impl Pool {
     }
 
     pub(crate) fn background_rate(&self) -> Option<u64> {
-        self.shared.background_rate()
+        self.check_process().ok().and_then(|()| self.shared.background_rate())
     }
 
+    /// A forked child does nothing: whoever held the lock in its parent is not there.
     pub(crate) fn set_background_rate(&self, rate: Option<u64>) {
-        self.shared.set_background_rate(rate);
+        if self.check_process().is_ok() {
+            self.shared.set_background_rate(rate);
+        }
     }
 
     /// Queues one task a region. A job without bytes is over at once, and no worker is woken. A small one is
