@@ -63,8 +63,7 @@ impl Host {
         if wanted.is_empty() {
             return Err(HostError::NoWorkers);
         }
-        let mut host =
-            Self { topology, wanted, workers: Vec::new(), bandwidths: Vec::new(), speeds };
+        let mut host = Self { topology, wanted, workers: Vec::new(), bandwidths: Vec::new(), speeds };
         for node in host.speeds.slow_nodes.keys() {
             host.index(*node)?;
         }

@@ -46,7 +46,12 @@ pub fn ideal(host: &Host, plan: &Plan, bytes: &[u64], rate: Option<u64>) -> Idea
             local = local.max(bytes / host.speeds.link);
         }
     }
-    local = work.iter().zip(&own).filter(|(work, _)| **work > 0.0).map(|(work, own)| work / own).fold(local, f64::max);
+    local = work
+        .iter()
+        .zip(&own)
+        .filter(|(work, _)| **work > 0.0)
+        .map(|(work, own)| work / own)
+        .fold(local, f64::max);
     Ideal { local, anywhere: anywhere(host, &bytes, &own, memory, local) }
 }
 

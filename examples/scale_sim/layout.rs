@@ -66,7 +66,10 @@ impl Layout {
             let parts = parts.iter().map(|(node, start, _)| (*start, *node)).collect();
             vec![Region { len: plot.memory, believed: None, parts }]
         } else {
-            parts.iter().flat_map(|(node, start, end)| regions(host.id(*node), *node, end - start, plot)).collect()
+            parts
+                .iter()
+                .flat_map(|(node, start, end)| regions(host.id(*node), *node, end - start, plot))
+                .collect()
         };
         let Plot { misplaced, seed, chunk, .. } = *plot;
         Self { regions, nodes: host.nodes(), holders, misplaced, seed, cell: chunk }

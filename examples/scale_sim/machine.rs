@@ -6,9 +6,12 @@
 mod grain;
 #[path = "../../src/pool/machine/plan.rs"]
 mod plan;
+#[path = "../../src/pool/machine/quiet.rs"]
+mod quiet;
 #[path = "../../src/pool/machine/throttle.rs"]
 mod throttle;
 
 pub(crate) use grain::Grain;
 pub(crate) use plan::{Locality, Origin, Place, Plan, Queues};
+pub(crate) use quiet::Quiet;
 pub(crate) use throttle::Throttle;

@@ -1,6 +1,7 @@
 //! The pool, with events for threads: what `src/pool/worker.rs`, `shared.rs` and `sleep.rs` do, step by step,
 //! over the same decisions (`machine`) and the same splitting (`extent`).
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::agenda::Agenda;
 use crate::extent::Extent;
 use crate::host::Host;
 use crate::layout::Layout;
-use crate::machine::{Grain, Locality, Origin, Place, Plan, Queues, Throttle};
+use crate::machine::{Grain, Locality, Origin, Place, Plan, Queues, Quiet, Throttle};
 use crate::memory::Memory;
 use crate::run::Run;
 
@@ -77,6 +78,8 @@ enum Event {
 struct Worker {
     home: Place,
     grain: Grain,
+    /// By lane.
+    quiet: [Quiet; LANES],
     task: Option<Task>,
     origin: Origin,
     begun: f64,
@@ -89,30 +92,38 @@ struct Worker {
 struct Lane {
     injectors: Vec<VecDeque<Task>>,
     deques: Vec<VecDeque<Task>>,
+    /// How many tasks came to each place.
+    arrivals: Vec<u64>,
 }
 
 /// A lane as one worker sees it; counts its looks.
 struct LaneOf<'l> {
     lane: &'l mut Lane,
     own: usize,
-    looks: u32,
+    looks: &'l Cell<usize>,
+}
+
+impl LaneOf<'_> {
+    fn count(&self) {
+        self.looks.set(self.looks.get() + 1);
+    }
 }
 
 impl Queues for LaneOf<'_> {
     type Task = Task;
 
     fn pop_own(&mut self) -> Option<Task> {
-        self.looks += 1;
+        self.count();
         self.lane.deques[self.own].pop_back()
     }
 
     fn take_from_node(&mut self, node: Place) -> Option<Task> {
-        self.looks += 1;
+        self.count();
         self.lane.injectors[node].pop_front()
     }
 
     fn rob(&mut self, victim: usize) -> Option<Task> {
-        self.looks += 1;
+        self.count();
         self.lane.deques[victim].pop_front()
     }
 }
@@ -142,15 +153,26 @@ pub fn plan(host: &Host, locality: Locality) -> Plan {
 }
 
 /// Clears the memory and says how it went.
-pub fn clear(host: &Host, layout: &Layout, plan: &Plan, settings: &Settings, name: &str) -> Result<Run, Stuck> {
+pub fn clear(
+    host: &Host,
+    layout: &Layout,
+    plan: &Plan,
+    settings: &Settings,
+    name: &str,
+) -> Result<Run, Stuck> {
     let places = plan.homes().len();
     let numbers = plan.workers().len();
-    let lane = Lane { injectors: vec![VecDeque::new(); places], deques: vec![VecDeque::new(); numbers] };
+    let lane = Lane {
+        injectors: vec![VecDeque::new(); places],
+        deques: vec![VecDeque::new(); numbers],
+        arrivals: vec![0; places],
+    };
     let at_home = host.workers.iter().zip(plan.workers());
     let workers: Vec<Worker> = at_home
         .map(|(_, home)| Worker {
             home: *home,
             grain: Grain::new(settings.chunk),
+            quiet: Default::default(),
             task: None,
             origin: Origin::Own,
             begun: 0.0,
@@ -174,7 +196,7 @@ pub fn clear(host: &Host, layout: &Layout, plan: &Plan, settings: &Settings, nam
         throttle: Throttle::new(settings.rate),
         books: 0.0,
         left: layout.bytes(),
-        run: Run::new(name, host.nodes()),
+        run: Run { threads: host.workers.len(), ..Run::new(name, host.nodes()) },
     };
     pool.work()
 }
@@ -212,13 +234,19 @@ impl Pool<'_> {
     /// `Shared::send`
     fn send(&mut self, place: Place, task: Task, now: f64) {
         self.lanes[self.settings.lane].injectors[place].push_back(task);
-        self.wake_near(place, now);
+        self.arrived(place, now);
     }
 
     /// `Hands::offer`
     fn offer(&mut self, worker: usize, task: Task, now: f64) {
         self.lanes[self.settings.lane].deques[worker].push_back(task);
-        self.wake_near(self.workers[worker].home, now);
+        self.arrived(self.workers[worker].home, now);
+    }
+
+    /// `Shared::arrived`
+    fn arrived(&mut self, place: Place, now: f64) {
+        self.lanes[self.settings.lane].arrivals[place] += 1;
+        self.wake_near(place, now);
     }
 
     /// `Shared::wake_near`
@@ -232,43 +260,50 @@ impl Pool<'_> {
     }
 
     /// `Worker::find`, and how long it took.
-    fn find(&mut self, worker: usize, now: f64) -> (Option<(Task, Origin)>, f64) {
-        let mut looks = 0;
-        let mut found = None;
+    fn find(&mut self, worker: usize, now: f64) -> (Result<(Task, Origin), Option<Duration>>, f64) {
+        let mut cost = 0.0;
         for (number, lane) in self.lanes.iter_mut().enumerate() {
-            if number == BACKGROUND && self.throttle.ask(since_submission(now)).is_err() {
-                continue;
+            if number == BACKGROUND
+                && let Err(until) = self.throttle.ask(since_submission(now))
+            {
+                return (Err(until), cost);
             }
-            let mut seen = LaneOf { lane, own: worker, looks: 0 };
-            found = self.plan.next(worker, &mut seen);
-            looks += seen.looks;
-            if found.is_some() {
-                break;
+            let looks = Cell::new(0);
+            let arrivals = std::mem::take(&mut lane.arrivals);
+            let count = || {
+                looks.set(looks.get() + arrivals.len());
+                arrivals.iter().sum()
+            };
+            let mut seen = LaneOf { lane, own: worker, looks: &looks };
+            let found = self.workers[worker].quiet[number].look(count, || self.plan.next(worker, &mut seen));
+            lane.arrivals = arrivals;
+            cost += looks.get() as f64 * self.settings.look;
+            if let Some(found) = found {
+                cost += if matches!(found.1, Origin::Robbed(_)) { self.settings.steal } else { 0.0 };
+                return (Ok(found), cost);
             }
         }
-        let stolen = matches!(found, Some((_, Origin::Robbed(_))));
-        let cost = f64::from(looks) * self.settings.look + if stolen { self.settings.steal } else { 0.0 };
-        (found, cost)
+        (Err(None), cost)
     }
 
     fn looks(&mut self, worker: usize, now: f64) {
-        let (found, cost) = self.find(worker, now);
-        match found {
-            Some(found) => self.found(worker, found, now + cost),
-            None => self.agenda.enter(now + cost, Event::Rests(worker)),
+        match self.find(worker, now) {
+            (Ok(found), cost) => self.found(worker, found, now + cost),
+            (Err(_), cost) => self.agenda.enter(now + cost, Event::Rests(worker)),
         }
     }
 
-    /// `Worker::rest`. Between the count and the look nobody else gets a word in, so no wake is owed.
+    /// `Shift::rest`. Between the count and the look nobody else gets a word in, so no wake is owed.
     fn rests(&mut self, worker: usize, now: f64) {
-        let (found, cost) = self.find(worker, now);
-        if let Some(found) = found {
-            return self.found(worker, found, now + cost);
-        }
-        self.beds[self.workers[worker].home].push_back(worker);
-        if let Err(Some(until)) = self.throttle.ask(since_submission(now)) {
-            let nap = Event::WakesUp(worker, self.workers[worker].woken);
-            self.agenda.enter(until.as_secs_f64().max(now + cost), nap);
+        match self.find(worker, now) {
+            (Ok(found), cost) => self.found(worker, found, now + cost),
+            (Err(until), cost) => {
+                self.beds[self.workers[worker].home].push_back(worker);
+                if let Some(until) = until {
+                    let nap = Event::WakesUp(worker, self.workers[worker].woken);
+                    self.agenda.enter(until.as_secs_f64().max(now + cost), nap);
+                }
+            }
         }
     }
 

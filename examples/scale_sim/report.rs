@@ -68,15 +68,23 @@ pub fn size(bytes: u64) -> String {
 pub fn table(outcome: &Outcome) -> String {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(["", "threads", "seconds", "x ideal", "GB/s", "local", "steals", "nodes done (min median max)"]);
+    table.set_header([
+        "",
+        "threads",
+        "seconds",
+        "x ideal",
+        "GB/s",
+        "local",
+        "steals",
+        "nodes done (min median max)",
+    ]);
     for column in 1..8 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     let gbps = |seconds: f64| format!("{:.1}", outcome.bytes as f64 / seconds / 1e9);
-    let bounds =
-        [("ideal", outcome.ideal_seconds), ("ideal, own node only", outcome.ideal_local_seconds)];
+    let bounds = [("ideal", outcome.ideal_seconds), ("ideal, own node only", outcome.ideal_local_seconds)];
     for (name, seconds) in bounds {
         let ratio = format!("{:.3}", seconds / outcome.ideal_seconds);
         table.add_row([name, "", &format!("{seconds:.4}"), &ratio, &gbps(seconds), "", "", ""]);

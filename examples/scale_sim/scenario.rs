@@ -58,7 +58,8 @@ fn added(scenario: Scenario, args: &Args, topology: &Topology) -> Result<Args, F
     let half = |number| vec![Slowed { number, part: 0.5 }];
     let with_cpus = || topology.nodes().iter().filter(|node| !node.allowed_cpus().is_empty());
     let middle = with_cpus().nth(with_cpus().count() / 2).map_or(0, |node| node.id().0);
-    let first = || topology.nodes().iter().find(|node| node.memory_allowed() && !node.allowed_cpus().is_empty());
+    let first =
+        || topology.nodes().iter().find(|node| node.memory_allowed() && !node.allowed_cpus().is_empty());
     match scenario {
         Scenario::Even | Scenario::All => {}
         Scenario::OneNode if args.on_node.is_none() => {
@@ -104,7 +105,11 @@ fn layout(scenario: Scenario, args: &Args, host: &Host, chunk: u64) -> Result<La
             let node = host.index(asked).map_err(Failure::input)?;
             if !holders.contains(&node) {
                 let remedy = "name a node with memory of the machine's own";
-                return Err(Failure::input(HostError::Lacks { node: asked, lacks: "memory for guests", remedy }));
+                return Err(Failure::input(HostError::Lacks {
+                    node: asked,
+                    lacks: "memory for guests",
+                    remedy,
+                }));
             }
             let each = (memory / holders.len() as u64).next_multiple_of(4096);
             (if scenario == Scenario::OneNode { each } else { memory }, vec![(node, 1.0)])
@@ -155,7 +160,12 @@ pub fn play(scenario: Scenario, args: &Args, topology: &Topology) -> Result<Outc
     if settings.rate.is_none() {
         runs.push(split::clear(&host, &layout, &split::pinned(&host, &layout), "static, pinned"));
         let mut free = |threads: usize| {
-            runs.push(split::clear(&host, &layout, &split::unpinned(&host, threads, args.seed), "static, unpinned"));
+            runs.push(split::clear(
+                &host,
+                &layout,
+                &split::unpinned(&host, threads, args.seed),
+                "static, unpinned",
+            ));
         };
         free(all);
         if all > CAP {
@@ -196,7 +206,10 @@ fn name(scenario: Scenario) -> String {
 fn what(args: &Args) -> String {
     let percent = |part: f64| format!("{:.0} %", part * 100.0);
     let each = |slowed: &[Slowed], what: fn(u32) -> String, left: &str| -> Vec<String> {
-        slowed.iter().map(|slowed| format!("{} has {} {left}", what(slowed.number), percent(slowed.part))).collect()
+        slowed
+            .iter()
+            .map(|slowed| format!("{} has {} {left}", what(slowed.number), percent(slowed.part)))
+            .collect()
     };
     let mut said = match (args.on_node, args.skew) {
         (Some(node), _) => vec![format!("all memory on node {node}")],
@@ -205,7 +218,11 @@ fn what(args: &Args) -> String {
     };
     said.extend(each(&args.slow_node, |node| format!("the memory of node {node}"), "of its bandwidth"));
     said.extend(each(&args.busy_node, |node| format!("each CPU of node {node}"), "of its time for us"));
-    said.extend(each(&args.slow_worker, |worker| format!("the CPU of worker {worker}"), "of its time for us"));
+    said.extend(each(
+        &args.slow_worker,
+        |worker| format!("the CPU of worker {worker}"),
+        "of its time for us",
+    ));
     if args.unknown {
         said.push("one region whose policy names no node".to_owned());
     }

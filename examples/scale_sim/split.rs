@@ -15,8 +15,12 @@ pub const CAP: usize = 16;
 /// Where the scheduler puts threads that are bound to nothing: each on a CPU of its own, anywhere; not on one that
 /// is short of time, as long as there are others.
 pub fn unpinned(host: &Host, threads: usize, seed: u64) -> Vec<Hand> {
-    let mut cpus: Vec<(u64, Hand)> =
-        host.cpus().into_iter().enumerate().map(|(cpu, hand)| (mixed(seed ^ mixed(cpu as u64)), hand)).collect();
+    let mut cpus: Vec<(u64, Hand)> = host
+        .cpus()
+        .into_iter()
+        .enumerate()
+        .map(|(cpu, hand)| (mixed(seed ^ mixed(cpu as u64)), hand))
+        .collect();
     cpus.sort_by(|a, b| b.1.share.total_cmp(&a.1.share).then(a.0.cmp(&b.0)));
     cpus.into_iter().map(|(_, hand)| hand).cycle().take(threads).collect()
 }

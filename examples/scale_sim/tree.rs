@@ -26,7 +26,9 @@ pub enum TreeError {
          machines, if you were given them, are beside the project in ../shared/topologies"
     )]
     Absent(PathBuf),
-    #[error("{0} describes no machine: there is no sys/devices/system in it; give the folder that stands for /")]
+    #[error(
+        "{0} describes no machine: there is no sys/devices/system in it; give the folder that stands for /"
+    )]
     NoMachine(PathBuf),
     #[error("{path} holds {found} entries, not one folder that stands for /; unpack it and give that folder")]
     Archive { path: PathBuf, found: usize },
@@ -77,7 +79,10 @@ impl Made {
     fn write(&self, root: &Path) -> io::Result<()> {
         let cpus = root.join("sys/devices/system/cpu");
         fs::create_dir_all(&cpus)?;
-        fs::write(cpus.join("online"), format!("0-{}", u64::from(self.nodes) * u64::from(self.cpus_per_node) - 1))?;
+        fs::write(
+            cpus.join("online"),
+            format!("0-{}", u64::from(self.nodes) * u64::from(self.cpus_per_node) - 1),
+        )?;
         let all = self.nodes + self.memory_only_nodes;
         for node in 0..all {
             let folder = root.join(format!("sys/devices/system/node/node{node}"));
@@ -100,7 +105,8 @@ fn temporary() -> Result<TempDir, TreeError> {
 
 /// The machine below a folder that stands for /, or in an archive of one, or in the archive of that name.
 pub fn captured(path: &Path) -> Result<Topology, TreeError> {
-    let archive = || ["tar.bz2", "tar.gz", "tar"].map(|end| PathBuf::from(format!("{}.{end}", path.display())));
+    let archive =
+        || ["tar.bz2", "tar.gz", "tar"].map(|end| PathBuf::from(format!("{}.{end}", path.display())));
     match path {
         folder if folder.is_dir() => read(folder),
         file if file.is_file() => unpack(file),
@@ -148,9 +154,15 @@ mod tests {
         assert_eq!((kinds(NodeKind::Normal), kinds(NodeKind::MemoryOnly)), (20, 2));
         assert!(topology.nodes()[..20].iter().all(|node| node.cpus().len() == 3));
         let distance = |from, to| topology.distance(NodeId(from), NodeId(to));
-        assert_eq!([(0, 0), (0, 3), (0, 4), (0, 16), (17, 18)].map(|(a, b)| distance(a, b)), [10, 12, 20, 30, 12]);
+        assert_eq!(
+            [(0, 0), (0, 3), (0, 4), (0, 16), (17, 18)].map(|(a, b)| distance(a, b)),
+            [10, 12, 20, 30, 12]
+        );
         // Node 20 hangs on node 0, node 21 on node 10.
-        assert_eq!([(0, 20), (1, 20), (4, 20), (16, 20), (20, 21)].map(|(a, b)| distance(a, b)), [20, 22, 30, 40, 30]);
+        assert_eq!(
+            [(0, 20), (1, 20), (4, 20), (16, 20), (20, 21)].map(|(a, b)| distance(a, b)),
+            [20, 22, 30, 40, 30]
+        );
         assert_eq!(topology.serving_nodes(NodeId(21))[0], NodeId(10));
     }
 

@@ -1,10 +1,11 @@
 //! What the workers share: queues, beds, the plan, and the rate of background work.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use crossbeam::deque::{Injector, Steal, Stealer};
+use crossbeam::utils::CachePadded;
 
 use super::machine::{Place, Plan, Throttle};
 use super::register::Register;
@@ -20,6 +21,8 @@ pub(super) struct Shared {
     pub(super) injectors: Vec<[Injector<Task>; LANES]>,
     /// The far ends of the deques of each number a worker may have: those that began, then their stand-ins.
     pub(super) stealers: Vec<[Stealer<Task>; LANES]>,
+    /// How many tasks have come to each place, by lane; see `Quiet`.
+    arrivals: Vec<[CachePadded<AtomicU64>; LANES]>,
     pub(super) dormitories: Vec<Dormitory>,
     /// Who was stuck and is to leave when it comes back, by the worker's number.
     replaced: Vec<AtomicBool>,
@@ -35,6 +38,7 @@ impl Shared {
         let places = plan.homes().len();
         Self {
             injectors: (0..places).map(|_| std::array::from_fn(|_| Injector::new())).collect(),
+            arrivals: (0..places).map(|_| Default::default()).collect(),
             dormitories: (0..places).map(|_| Dormitory::default()).collect(),
             replaced: stealers.iter().map(|_| AtomicBool::new(false)).collect(),
             stealers,
@@ -51,8 +55,23 @@ impl Shared {
         let lane = task.job.priority() as usize;
         if let Some(injector) = self.injectors.get(place).and_then(|lanes| lanes.get(lane)) {
             injector.push(task);
-            self.wake_near(place);
+            self.arrived(place, lane);
         }
+    }
+
+    /// Counts a task that was queued by or for a place, and wakes somebody for it.
+    pub(super) fn arrived(&self, place: Place, lane: usize) {
+        if let Some(count) = self.arrivals.get(place).and_then(|lanes| lanes.get(lane)) {
+            // Who reads this count finds the task. The fence before the look for sleepers comes after it.
+            count.fetch_add(1, Ordering::Release);
+        }
+        self.wake_near(place);
+    }
+
+    /// How many tasks have come to a lane. Each count only grows: two equal sums are of equal counts.
+    pub(super) fn arrivals(&self, lane: usize) -> u64 {
+        let counts = self.arrivals.iter().filter_map(|lanes| lanes.get(lane));
+        counts.map(|count| count.load(Ordering::Acquire)).fold(0, u64::wrapping_add)
     }
 
     /// Wakes the nearest sleeper, if anybody sleeps.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crossbeam::deque::Worker as Deque;
 
-use super::machine::{Grain, Origin, Place, Queues};
+use super::machine::{Grain, Origin, Place, Queues, Quiet};
 use super::shared::{Shared, persist};
 use super::sleep::{Dormitory, Shift};
 use super::{LANES, Task};
@@ -80,6 +80,8 @@ pub(super) struct Worker {
     pub(super) home: Place,
     pub(super) deques: Deques,
     pub(super) grain: Cell<Grain>,
+    /// By lane.
+    pub(super) quiet: [Cell<Quiet>; LANES],
 }
 
 impl Worker {
@@ -90,6 +92,17 @@ impl Worker {
             // Whoever has taken over finds it there; nobody does where the pool closes.
             self.shared.send(self.home, task);
         }
+    }
+
+    fn find_in(&self, lane: usize) -> Option<(Task, Origin)> {
+        let remembered = self.quiet.get(lane)?;
+        let mut quiet = remembered.get();
+        let found = quiet.look(
+            || self.shared.arrivals(lane),
+            || self.shared.plan.next(self.index, &mut LaneOf { worker: self, lane }),
+        );
+        remembered.set(quiet);
+        found
     }
 }
 
@@ -108,8 +121,7 @@ impl Shift for Worker {
                 // sleep on what it did not look at.
                 self.shared.background_may_go()?;
             }
-            let mut lane = LaneOf { worker: self, lane: priority as usize };
-            if let Some(found) = self.shared.plan.next(self.index, &mut lane) {
+            if let Some(found) = self.find_in(priority as usize) {
                 return Ok(found);
             }
         }
@@ -154,9 +166,10 @@ impl Hands for Worker {
 
     /// Where a thief finds it last; wakes a helper.
     fn offer(&self, task: Task) {
-        if let Some(deque) = self.deques.get(task.job.priority() as usize) {
+        let lane = task.job.priority() as usize;
+        if let Some(deque) = self.deques.get(lane) {
             deque.push(task);
-            self.shared.wake_near(self.home);
+            self.shared.arrived(self.home, lane);
         }
     }
 

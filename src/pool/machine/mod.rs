@@ -6,11 +6,13 @@
 
 mod grain;
 mod plan;
+mod quiet;
 mod throttle;
 
 pub(crate) use grain::Grain;
 pub use plan::Locality;
 pub(crate) use plan::{Origin, Place, Plan, Queues};
+pub(crate) use quiet::Quiet;
 pub(crate) use throttle::Throttle;
 
 #[cfg(test)]
