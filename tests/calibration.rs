@@ -1,101 +1,23 @@
-//! Calibration runs: what they yield, what they leave alone, and what becomes of them where threads, memory or time
-//! are short. How fast anything is, is not tested. x86-64 only: elsewhere there is nothing to choose from.
+//! Calibration runs: what they yield, and what they leave alone. How fast anything is, is not tested. x86-64 only:
+//! elsewhere there is nothing to choose from.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code, clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::cgroup::{self, Cgroup};
-use common::events;
-use common::hugepages::{HUGE, Hugepages, available};
-use common::limits::{Limit, become_ordinary_user, never_hang};
+use common::calibration::{SHORT, alone, assert_whole, calibrate, measures_something, size_and_threads};
+use common::limits::never_hang;
 use common::{
-    MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, ends_well, fill, is_child, one_node,
-    pin_to, run_child,
+    MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, fill, is_child, one_node, pin_to,
+    run_child,
 };
-use tracing::Level;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vm_zeroing::{
-    BuildError, Calibration, Choice, Concurrency, CpuDescription, Method, Reason, Reuse, Topology,
-    ZeroingService, ZeroingServiceBuilder,
+    BuildError, Calibration, Concurrency, CpuDescription, Method, Reason, Reuse, Topology, ZeroingService,
 };
-
-/// Enough to measure something on a machine that has nothing else to do.
-const SHORT: Duration = Duration::from_millis(40);
-
-/// One at a time, those in children as well: they would measure each other, and take each other's hugepages.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn calibrate(builder: &ZeroingServiceBuilder) -> Calibration {
-    calibrate_for(builder, SHORT)
-}
-
-fn calibrate_for(builder: &ZeroingServiceBuilder, budget: Duration) -> Calibration {
-    let calibration = builder.calibrate(budget).unwrap();
-    println!("{calibration}");
-    assert_whole(&calibration);
-    calibration
-}
-
-fn is_measured(choice: &Choice) -> bool {
-    matches!(choice.reason, Reason::Fastest | Reason::AsFast)
-}
-
-/// Each situation has its choices, for ascending lengths without a gap, by methods that are there.
-fn assert_whole(calibration: &Calibration) {
-    let cpu = calibration.cpu();
-    let mut classes = BTreeMap::<_, Vec<u64>>::new();
-    for choice in calibration.choices() {
-        classes.entry((choice.reuse, choice.concurrency)).or_default().push(choice.size_class);
-        assert_eq!(choice.from_bytes, choice.size_class / 2);
-        assert!(cpu.supports(choice.method).is_ok(), "{} is not there", choice.method);
-        for measured in &choice.measured {
-            assert!(cpu.supports(measured.method).is_ok(), "{} was run", measured.method);
-            assert!(CpuDescription::detect().supports(measured.method).is_ok());
-            assert!(choice.reuse == Reuse::Cold || !measured.method.is_non_temporal());
-            assert!(measured.readings > 0 && measured.gb_per_s.is_finite() && measured.gb_per_s > 0.0);
-        }
-        match is_measured(choice) {
-            true => assert!(choice.gb_per_s.unwrap() > 0.0 && !choice.measured.is_empty()),
-            false => assert_eq!(choice.method, cpu.choose(choice.size_class, choice.reuse)),
-        }
-    }
-    let all: Vec<_> =
-        Reuse::ALL.into_iter().flat_map(|reuse| Concurrency::ALL.map(|all| (reuse, all))).collect();
-    assert_eq!(classes.keys().copied().collect::<Vec<_>>(), all);
-    for classes in classes.values() {
-        assert_eq!(classes[..8], [1, 4, 16, 64, 256, 1024, 4096, 16_384].map(|pages| pages * PAGE));
-        assert!(classes.is_sorted_by(|a, b| a < b) && *classes.last().unwrap() <= 1 << 30);
-    }
-    assert!(calibration.scaling().iter().map(|scaling| scaling.workers).is_sorted_by(|a, b| a < b));
-    assert!((1..=allowed_cpus().len().max(8)).contains(&calibration.workers()));
-    assert!(calibration.workers_per_node() > 0 && calibration.page_bytes() >= PAGE);
-}
-
-/// Bytes of address space, and threads.
-fn size_and_threads() -> (u64, usize) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let number = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
-    };
-    (number("VmSize:") * 1024, number("Threads:") as usize)
-}
-
-/// The shortest class takes microseconds, but other processes may want the CPUs, too: within 5 s.
-fn measures_something(builder: impl Fn() -> ZeroingServiceBuilder) -> Calibration {
-    (0..8)
-        .map(|doubled| calibrate_for(&builder(), SHORT * (1 << doubled)))
-        .find(|calibration| is_measured(&calibration.choices()[0]))
-        .unwrap()
-}
 
 #[test]
 fn every_length_has_a_choice() {
@@ -234,152 +156,6 @@ fn nothing_stays_behind_child() {
     };
     // Not the main thread, which would look like an operator's taskset.
     std::thread::spawn(run).join().unwrap();
-}
-
-#[test]
-fn hugepages_are_used_and_given_back() {
-    let _alone = alone();
-    let Some(_hugepages) = Hugepages::reserve(64) else { return };
-    let before = available();
-    let calibration = calibrate(&ZeroingService::builder());
-    assert_eq!((calibration.page_bytes(), available()), (HUGE, before));
-    // All but two are somebody's, who has not touched them yet.
-    let len = (before - 2) * HUGE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
-    // SAFETY: a new mapping at an address of the kernel's choosing.
-    let reserved = unsafe {
-        libc::mmap(std::ptr::null_mut(), len as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-    };
-    assert_ne!(reserved, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-    assert_eq!(available(), 2);
-    calibrate(&ZeroingService::builder());
-    assert_eq!(available(), 2);
-    // SAFETY: our own mapping; without its pages this would be a signal.
-    unsafe {
-        std::ptr::write_bytes(reserved.cast::<u8>(), 1, len as usize);
-        libc::munmap(reserved, len as usize);
-    }
-    assert_eq!(available(), before);
-}
-
-#[test]
-fn the_size_of_pages_is_found_out() {
-    let _alone = alone();
-    // Nobody's hugepages come into it.
-    let Some(hugepages) = Hugepages::reserve(0) else { return };
-    if available() > 0 {
-        println!("skipped: the host has hugepages to spare");
-        return;
-    }
-    run_child("the_size_of_pages_is_found_out_child");
-    drop(hugepages);
-}
-
-#[test]
-#[ignore = "a part of the_size_of_pages_is_found_out"]
-fn the_size_of_pages_is_found_out_child() {
-    if !is_child() {
-        return;
-    }
-    let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    if modes.contains("[always]") || modes.contains("[madvise]") {
-        let found = (0..20).any(|_| calibrate(&ZeroingService::builder()).page_bytes() == HUGE);
-        assert!(found, "one of 20 runs gets transparent hugepages");
-    } else {
-        println!("no transparent hugepages here: {modes}");
-    }
-    // SAFETY: numbers only.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }, 0);
-    assert_eq!(measures_something(ZeroingService::builder).page_bytes(), PAGE);
-}
-
-/// R19: on the calling thread, or with fewer, and said so.
-#[test]
-fn few_threads() {
-    let _alone = alone();
-    run_child("few_threads_child");
-}
-
-#[test]
-#[ignore = "a part of few_threads"]
-fn few_threads_child() {
-    if !is_child() {
-        return;
-    }
-    never_hang();
-    events::collect();
-    let Some(()) = become_ordinary_user() else { return };
-    let tree = Tree::new();
-    tree.file("sys/devices/system/cpu/online", "0-7");
-    let eight = || ZeroingService::builder().topology(Topology::read(&tree.0).unwrap());
-    let own = cpus_of("/proc/thread-self/status");
-    let threads = size_and_threads().1 as u64;
-    for free in [0, 1, 3] {
-        let limit = Limit::lower(libc::RLIMIT_NPROC, threads + free);
-        let calibration = measures_something(eight);
-        drop(limit);
-        let of_all = || calibration.choices().iter().filter(|choice| choice.concurrency == Concurrency::All);
-        if free < 2 {
-            assert!(
-                of_all().all(|choice| choice.reason == Reason::TooFewThreads && choice.measured.is_empty())
-            );
-            assert_eq!((calibration.workers(), calibration.workers_per_node()), (8, 8), "as asked");
-        } else {
-            assert!(of_all().all(|choice| choice.reason != Reason::TooFewThreads));
-            assert_eq!(calibration.workers(), 3);
-        }
-        assert_eq!(size_and_threads().1 as u64, threads);
-    }
-    assert_eq!(cpus_of("/proc/thread-self/status"), own);
-    let warnings = events::at(Level::WARN);
-    assert!(warnings.iter().any(|said| said.contains("starts no thread to measure with")), "{warnings:#?}");
-    assert!(
-        warnings.iter().any(|said| said.contains("asked=8") && said.contains("started=3")),
-        "{warnings:#?}"
-    );
-}
-
-/// R20: no more than a part of what is free in the cgroup; the OOM killer has no reason to come.
-#[test]
-fn little_memory() {
-    let _alone = alone();
-    let Some(cgroup) = Cgroup::new("memory") else { return };
-    let Some(()) = cgroup.set("memory.limit_in_bytes", "memory.max", 48 * MIB) else { return };
-    ends_well(&mut cgroup.child("little_memory_child"));
-    let Some(()) = cgroup.set("memory.limit_in_bytes", "memory.max", 12 * MIB) else { return };
-    ends_well(&mut cgroup.child("hardly_any_memory_child"));
-}
-
-#[test]
-#[ignore = "a part of little_memory"]
-fn little_memory_child() {
-    if !is_child() {
-        return;
-    }
-    cgroup::enter();
-    let calibration = ZeroingService::builder().workers_per_node(1).calibrate(SHORT).unwrap();
-    println!("{calibration}");
-    assert_whole(&calibration);
-    for choice in calibration.choices() {
-        // An eighth of 48 MiB is less than two steps of 4 MiB; 4 KiB classes take less than that.
-        let short = choice.reason == Reason::TooLittleMemory;
-        assert_eq!(short, choice.size_class > 4 * MIB, "{choice:?}");
-    }
-}
-
-#[test]
-#[ignore = "a part of little_memory"]
-fn hardly_any_memory_child() {
-    if !is_child() {
-        return;
-    }
-    cgroup::enter();
-    let calibration = ZeroingService::builder().calibrate(SHORT).unwrap();
-    assert_whole(&calibration);
-    assert!(
-        calibration.choices().iter().all(|choice| choice.reason == Reason::TooLittleMemory),
-        "{calibration}"
-    );
 }
 
 /// The error is the builder's, not the run's.

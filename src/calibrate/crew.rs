@@ -1,7 +1,6 @@
 //! The threads of a calibration, and rounds of readings by them.
 
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -30,6 +29,8 @@ pub(super) struct Terms<'a> {
     /// Why not more.
     pub(super) short_of: Shortfall,
     pub(super) patience: Patience,
+    /// Its number, where there are others whose hugepages the kernel might take.
+    pub(super) home: Option<u32>,
     pub(super) deadline: Instant,
 }
 
@@ -142,7 +143,7 @@ impl Terms<'_> {
         made: &Sender<Result<RingFacts, Shortfall>>,
         answer: &Sender<Vec<Span>>,
     ) {
-        let ring = Ring::make(self.ring, self.patience);
+        let ring = Ring::make(self.ring, self.home, self.patience);
         let _ = made.send(ring.as_ref().map(RingFacts::of).map_err(|shortfall| *shortfall));
         if let Ok(mut ring) = ring {
             for order in orders {
@@ -167,7 +168,7 @@ impl<'a> Crew<'a> {
     /// Makes memory present, all at the same time.
     fn new(terms: &'a Terms<'_>, followers: Vec<Follower>) -> Self {
         let start = Instant::now();
-        let ring = Ring::make(terms.ring, terms.patience);
+        let ring = Ring::make(terms.ring, terms.home, terms.patience);
         let own = ring.as_ref().map(RingFacts::of).map_err(|shortfall| *shortfall);
         let all = followers.iter().fold(own, |worst, follower| {
             Ok(worst?.worst(follower.ring.recv().unwrap_or(Err(Shortfall::Threads))?))
@@ -197,6 +198,7 @@ impl<'a> Crew<'a> {
         let candidates: Vec<_> = schedule.candidates(round).collect();
         let mut rates = Vec::with_capacity(candidates.len());
         for alike in candidates.chunk_by(|a, b| a.threads == b.threads) {
+            let wanted = rates.len() + alike.len();
             let threads = alike.first().map_or(1, |candidate| candidate.threads);
             let index_of = |method| self.terms.clearers.iter().position(|(known, _)| *known == method);
             let order = Arc::new(Order {
@@ -205,19 +207,22 @@ impl<'a> Crew<'a> {
                 bytes: race.bytes,
                 clearers: alike.iter().filter_map(|candidate| index_of(candidate.method)).collect(),
                 barrier: Barrier::new(threads),
-                stopped: AtomicBool::new(false),
             });
             let taking_part: Vec<_> = self.followers.iter().take(threads - 1).collect();
-            for follower in &taking_part {
-                let _ = follower.orders.send(Arc::clone(&order));
+            let told = taking_part.iter().filter(|follower| follower.orders.send(Arc::clone(&order)).is_ok());
+            if told.count() < threads - 1 {
+                // Somebody is gone: it cannot be done.
+                order.barrier.stop();
+                break;
             }
             let mut spans = vec![order.carry_out(&self.terms.clearers, ring, Some(self.deadline))];
             spans.extend(taking_part.iter().filter_map(|follower| follower.spans.recv().ok()));
-            rates.extend(together(&spans).map(|took| {
+            let done = together(&spans).map(|took| {
                 // Bytes a nanosecond.
                 (race.bytes * threads as u64) as f64 / took.as_nanos() as f64
-            }));
-            if order.stopped.load(Ordering::Relaxed) {
+            });
+            rates.extend(done);
+            if rates.len() < wanted {
                 break;
             }
         }

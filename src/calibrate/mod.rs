@@ -56,6 +56,7 @@ pub(crate) fn calibrate(
         clearers: Method::ALL.into_iter().filter_map(offered).collect(),
         ring,
         short_of,
+        home: (topology.nodes().len() > 1).then_some(node.0),
         // A budget beyond what the clock can say is no limit: a year is none either.
         patience: Patience {
             until: later(start, budget / PRESENT),

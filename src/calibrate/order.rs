@@ -1,6 +1,5 @@
 //! What all threads of a reading do at the same time: make memory cold or hot, meet, clear, look at the clock.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::barrier::Barrier;
@@ -24,9 +23,8 @@ pub(super) struct Order {
     pub(super) bytes: u64,
     /// Which of the clearers, in this order.
     pub(super) clearers: Vec<usize>,
+    /// Stopped when the time is up: what is left is not done.
     pub(super) barrier: Barrier,
-    /// The time is up: what is left of it is not done.
-    pub(super) stopped: AtomicBool,
 }
 
 /// From when to when one thread cleared.
@@ -61,10 +59,10 @@ impl Order {
                 }
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                self.stopped.store(true, Ordering::Relaxed);
+                self.barrier.stop();
+                break;
             }
-            self.barrier.wait(turn);
-            if self.stopped.load(Ordering::Relaxed) {
+            if !self.barrier.wait(turn) {
                 break;
             }
             let start = Instant::now();

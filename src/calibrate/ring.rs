@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::clear::Shortfall;
-use crate::sys::{Chunk, ScratchMapping, kernel_populates, minor_faults, page_size, populate};
+use crate::sys::{Chunk, ScratchMapping, kernel_populates, minor_faults, node_of, page_size, populate};
 
 const HUGE_2M: u64 = 2 << 20;
 const HUGE_1G: u64 = 1 << 30;
@@ -51,8 +51,9 @@ enum Pages {
 
 impl Ring {
     /// Maps up to `wanted` bytes and makes present what can be in time, [`SMALLEST`] in any case. Called by
-    /// the thread that will use it, so that the kernel takes pages of its node.
-    pub(super) fn make(wanted: u64, patience: Patience) -> Result<Self, Shortfall> {
+    /// the thread that will use it, so that the kernel takes pages of its node; hugepages of other nodes than
+    /// `home`, if that is given, are left alone.
+    pub(super) fn make(wanted: u64, home: Option<u32>, patience: Patience) -> Result<Self, Shortfall> {
         let giants = wanted / HUGE_1G;
         let time_for_giants = SLOWEST_1G.saturating_mul(u32::try_from(giants).unwrap_or(u32::MAX));
         let mut kinds = Vec::new();
@@ -67,10 +68,10 @@ impl Ring {
             kinds.push(Pages::Reserved(HUGE_2M));
         }
         kinds.push(Pages::Transparent);
-        kinds.into_iter().find_map(|pages| Self::on(pages, wanted, patience)).ok_or(Shortfall::Memory)
+        kinds.into_iter().find_map(|pages| Self::on(pages, wanted, home, patience)).ok_or(Shortfall::Memory)
     }
 
-    fn on(pages: Pages, wanted: u64, patience: Patience) -> Option<Self> {
+    fn on(pages: Pages, wanted: u64, home: Option<u32>, patience: Patience) -> Option<Self> {
         let mut len = wanted.next_multiple_of(SMALLEST);
         let mut memory = loop {
             let mapped = match pages {
@@ -100,6 +101,14 @@ impl Ring {
         }
         if present == 0 {
             return None;
+        }
+        if let (Pages::Reserved(page), Some(home)) = (pages, home) {
+            // The first and the last: the kernel takes those of the node as long as there are some.
+            for at in [0, present - page] {
+                if node_of(&memory.chunk(at, page)?).is_ok_and(|node| node.is_some_and(|node| node != home)) {
+                    return None;
+                }
+            }
         }
         memory.truncate(present);
         let faults = minor_faults().saturating_sub(before);

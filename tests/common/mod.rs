@@ -8,6 +8,7 @@
     reason = "helpers of tests are tests, and each test file uses its share of them"
 )]
 
+pub mod calibration;
 pub mod cgroup;
 pub mod counting;
 pub mod events;

@@ -25,12 +25,26 @@ fn a_barrier_holds_everybody() {
             scope.spawn(|| {
                 for turn in 0..TURNS {
                     shares.fetch_add(1, Ordering::Relaxed);
-                    barrier.wait(2 * turn + 1);
+                    assert!(barrier.wait(2 * turn + 1));
                     assert_eq!(shares.load(Ordering::Relaxed), 4 * (turn + 1));
-                    barrier.wait(2 * turn + 2);
+                    assert!(barrier.wait(2 * turn + 2));
                 }
             });
         }
+    });
+}
+
+/// Whoever waits is let go, and whoever comes later; nobody a turn too late.
+#[test]
+fn a_barrier_that_is_stopped_holds_nobody() {
+    let barrier = Barrier::new(3);
+    thread::scope(|scope| {
+        let others = [(); 2].map(|()| scope.spawn(|| (1..).take_while(|turn| barrier.wait(*turn)).count()));
+        for turn in 1..=50 {
+            assert!(barrier.wait(turn));
+        }
+        barrier.stop();
+        assert_eq!(others.map(|other| other.join().unwrap()), [50; 2]);
     });
 }
 

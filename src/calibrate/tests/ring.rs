@@ -14,7 +14,7 @@ fn for_seconds(seconds: u64) -> Patience {
 
 #[test]
 fn is_walked_in_ascending_order() {
-    let mut ring = Ring::make(3 * SMALLEST, for_seconds(60)).unwrap();
+    let mut ring = Ring::make(3 * SMALLEST, None, for_seconds(60)).unwrap();
     assert_eq!((ring.len(), ring.shortfall()), (3 * SMALLEST, None));
     assert!(ring.page_bytes() == page_size() || ring.page_bytes() == 2 << 20, "{}", ring.page_bytes());
     let start = ring.window(1).unwrap().ptr().addr();
@@ -35,11 +35,11 @@ fn is_walked_in_ascending_order() {
 #[test]
 fn is_short_where_the_time_is() {
     let now = Instant::now();
-    let ring = Ring::make(64 << 20, Patience { until: now, at_the_latest: now }).unwrap();
+    let ring = Ring::make(64 << 20, None, Patience { until: now, at_the_latest: now }).unwrap();
     assert_eq!((ring.len(), ring.shortfall()), (SMALLEST, Some(Shortfall::Time)));
     // A little more is waited for.
     let patience = Patience { until: now, at_the_latest: now + Duration::from_secs(60) };
-    let ring = Ring::make(64 << 20, patience).unwrap();
+    let ring = Ring::make(64 << 20, None, patience).unwrap();
     assert_eq!((ring.len(), ring.shortfall()), (2 * SMALLEST, Some(Shortfall::Time)));
 }
 
@@ -47,6 +47,6 @@ fn is_short_where_the_time_is() {
 #[test]
 fn is_short_where_memory_is() {
     let now = Instant::now();
-    let ring = Ring::make(1 << 50, Patience { until: now, at_the_latest: now }).unwrap();
+    let ring = Ring::make(1 << 50, None, Patience { until: now, at_the_latest: now }).unwrap();
     assert_eq!((ring.len(), ring.shortfall()), (SMALLEST, Some(Shortfall::Memory)));
 }
