@@ -279,9 +279,11 @@ impl Work for SourceWork {
 
     fn prepare_at_once(&self, extent: Extent) -> Option<Result<Prepared, Cause>> {
         let prepared = self.visit(extent, |chunk| {
-            let survey = self.clearing.presence.survey(chunk);
+            let presence = &self.clearing.presence;
+            let survey = presence.survey(chunk);
+            let waits_for_nobody = presence.waits_for_nobody(chunk, &survey);
             let known = if self.is_surveyed(extent) { &survey } else { &Survey::default() };
-            survey.waits_for_nobody().then(|| self.prepare_surveyed(chunk, extent, known))
+            waits_for_nobody.then(|| self.prepare_surveyed(chunk, extent, known))
         });
         prepared.ok().flatten()
     }

@@ -51,17 +51,11 @@ pub(crate) struct Survey {
     pub(crate) absent: Vec<Range<u64>>,
     /// All pages are there, in such a way that a store may go to them if their mapping lets it.
     all_plain: bool,
-    /// All pages are there, of whatever kind, and no userfaultfd write-protects one.
+    /// All pages are there, hugepages among them but not the zero page, and no userfaultfd write-protects one.
     all_present: bool,
 }
 
 impl Survey {
-    /// Whether a store to any page waits for nobody: no page has to be had from the host, a file or a
-    /// userfaultfd's handler first. (What another thread or process changes afterwards is not covered.)
-    pub(crate) fn waits_for_nobody(&self) -> bool {
-        self.all_present
-    }
-
     fn add_absent(&mut self, range: Range<u64>) {
         match self.absent.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
@@ -94,9 +88,7 @@ impl Presence {
         if !survey.all_plain || pages.len() < ASK_FROM_PAGES * page {
             return Ok(false);
         }
-        let Some(mappings) = self.mappings.get_or_init(|| Mappings::open(page).ok()) else {
-            return Ok(false);
-        };
+        let Some(mappings) = self.mappings() else { return Ok(false) };
         let mut at = pages.start;
         while at < pages.end {
             match mappings.holding(at) {
@@ -108,6 +100,27 @@ impl Presence {
             }
         }
         Ok(true)
+    }
+
+    /// Whether, by a survey of the chunk, a store to any page waits for nobody: neither for a userfaultfd's handler
+    /// nor for a file system, which may hold up the first store to a page that was only read (it may be frozen, or
+    /// somebody else's program). What another thread or process changes afterwards is not covered; a page shared by
+    /// fork or KSM is copied at the store.
+    pub(crate) fn waits_for_nobody(&self, chunk: &Chunk<'_>, survey: &Survey) -> bool {
+        let (true, Some(pages)) = (survey.all_present, chunk.pages()) else { return false };
+        let Some(mappings) = self.mappings() else { return false };
+        let mut at = pages.start;
+        while at < pages.end {
+            match mappings.holding(at) {
+                Some(mapping) if mappings.is_memory_only(&mapping) => at = mapping.vma_end as usize,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn mappings(&self) -> Option<&Mappings> {
+        self.mappings.get_or_init(|| Mappings::open(page_size() as usize).ok()).as_ref()
     }
 }
 
@@ -139,7 +152,9 @@ fn scan(pagemap: &File, pages: Range<u64>) -> Option<Survey> {
             if region.start == plain_up_to && region.categories == PRESENT | WRITTEN {
                 plain_up_to = region.end;
             }
-            if region.start == present_up_to && region.categories & (PRESENT | WRITTEN) == PRESENT | WRITTEN {
+            if region.start == present_up_to
+                && region.categories & (PRESENT | WRITTEN | ZERO_PAGE) == PRESENT | WRITTEN
+            {
                 present_up_to = region.end;
             }
         }
@@ -205,10 +220,24 @@ impl Mappings {
 
     fn is_plain_memory(&self, mapping: &ProcmapQuery, page: usize) -> bool {
         let has = |flag| mapping.vma_flags & flag != 0;
-        let anonymous = mapping.inode == 0 && !has(VMA_SHARED);
-        let shmem = has(VMA_SHARED) && (mapping.dev_major, mapping.dev_minor) == self.shmem;
-        has(VMA_WRITABLE) && mapping.vma_page_size == page as u64 && (anonymous || shmem)
+        let shared_shmem = has(VMA_SHARED) && self.is_shmem(mapping);
+        let is_of_base_pages = mapping.vma_page_size == page as u64;
+        has(VMA_WRITABLE) && is_of_base_pages && (is_private_anonymous(mapping) || shared_shmem)
     }
+
+    /// Anonymous memory, memory files, hugetlb: no file system has a say in a store.
+    fn is_memory_only(&self, mapping: &ProcmapQuery) -> bool {
+        let hugetlb = mapping.vma_page_size > page_size();
+        is_private_anonymous(mapping) || self.is_shmem(mapping) || hugetlb
+    }
+
+    fn is_shmem(&self, mapping: &ProcmapQuery) -> bool {
+        (mapping.dev_major, mapping.dev_minor) == self.shmem
+    }
+}
+
+fn is_private_anonymous(mapping: &ProcmapQuery) -> bool {
+    mapping.inode == 0 && mapping.vma_flags & VMA_SHARED == 0
 }
 
 const VMA_WRITABLE: u64 = 1 << 1;

@@ -51,6 +51,11 @@ impl Memory {
         presence.is_populated(&self.chunk(), &presence.survey(&self.chunk()))
     }
 
+    fn waits_for_nobody(&self) -> bool {
+        let presence = Presence::default();
+        presence.waits_for_nobody(&self.chunk(), &presence.survey(&self.chunk()))
+    }
+
     fn populate(&self) -> Result<(), i32> {
         let proved = self.is_proved()?;
         assert!(!proved || populate(&self.chunk()).is_ok(), "proved, and wrong");
@@ -192,4 +197,43 @@ fn a_file_cut_short_is_an_error() {
     let memory = Memory::new(libc::MAP_SHARED, Some(&file));
     file.set_len((PAGES as u64 - 1) * page_size()).unwrap();
     assert_eq!(memory.populate(), Err(libc::EFAULT));
+}
+
+#[test]
+fn stores_to_memory_wait_for_nobody() {
+    let file = file();
+    for (flags, file) in [
+        (libc::MAP_PRIVATE, None),
+        (libc::MAP_SHARED, None),
+        (libc::MAP_SHARED, Some(&file)),
+        (libc::MAP_PRIVATE, Some(&file)),
+    ] {
+        let memory = Memory::new(flags, file);
+        assert_eq!(memory.waits_for_nobody(), kernel_answers());
+        assert!(memory.advise(7, 1, libc::MADV_DONTNEED));
+        assert!(!memory.waits_for_nobody(), "a page is not there");
+    }
+}
+
+/// The zero page is there, and yet a store needs a page from the host.
+#[test]
+fn a_store_to_the_zero_page_waits_for_the_host() {
+    let memory = Memory::new(libc::MAP_PRIVATE, None);
+    assert!(memory.advise(7, 1, libc::MADV_DONTNEED));
+    // SAFETY: reads a byte of the test's own mapping, which brings the zero page in.
+    assert_eq!(unsafe { memory.page(7).cast::<u8>().read_volatile() }, 0);
+    assert!(memory.absent().is_empty() && !memory.waits_for_nobody());
+}
+
+/// A page of a file that is there may have been read only, and a store to it is the file system's business.
+#[test]
+fn a_store_to_a_file_waits_for_its_file_system() {
+    let path = std::env::current_exe().unwrap().with_file_name(format!("present-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.set_len(PAGES as u64 * page_size()).unwrap();
+    for flags in [libc::MAP_SHARED, libc::MAP_PRIVATE] {
+        let memory = Memory::new(flags, Some(&file));
+        assert!(memory.absent().is_empty() && !memory.waits_for_nobody());
+    }
 }
