@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use common::hooked::{Answer, HookedRegion, memory_of};
 use common::hugepages::{HUGE, Hugepages};
 use common::seccomp::{Otherwise, Scope, TRAPPED, allow_only, name_trapped_calls};
+use common::uffd::Userfaultfd;
 use common::{MIB, PAGE, child, fill, is_child, memfd};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, MmapRegion};
 use vm_zeroing::{
-    HugepagePool, Intent, JobError, NodePolicy, PageSize, Quiesced, Strategy, Verify, ZeroRequest,
-    ZeroingService,
+    HugepagePool, Intent, JobError, NodePolicy, PageSize, Quiesced, Strategy, ThreadInfo, ThreadKind, Verify,
+    ZeroRequest, ZeroingService,
 };
 
 const LIST: &str = include_str!("../docs/syscalls.md");
@@ -259,13 +260,56 @@ fn each_kind_of_thread_child() {
     let anonymous = MmapRegion::new(64 * MIB as usize).unwrap();
     let file = MmapRegion::from_file(FileOffset::new(memfd(LEN), 0), LEN as usize).unwrap();
     let first = memory_of(vec![confined(anonymous, 0), confined(file, 128 * MIB)]);
+    let small = [self::anonymous(), of_file()];
+    small.iter().for_each(|memory| fill(&**memory, 0, LEN));
     let Some(()) = confine(&[&CALLER[..], &["any: "]].concat()) else { return };
     // Until each worker has been there; nobody says which of them takes what.
     while CONFINED.load(Ordering::SeqCst) < workers {
         assert!(service.zero(&first, Intent::Boot).unwrap().wait().unwrap().is_all_zero());
     }
     drop(first);
+    for memory in &small {
+        let request = ZeroRequest::new(memory).ranges([(GuestAddress(0), 20 * PAGE)]);
+        let report = service.submit(request.verify(Verify::Full)).unwrap().wait().unwrap();
+        assert!(report.is_all_zero());
+    }
     use_it(&service, memories, &truncated.0);
+    drop(service);
+    through()
+}
+
+#[test]
+fn the_watchdog() {
+    survives("the_watchdog_child");
+}
+
+/// It starts a stand-in for a stuck worker, which runs under its filter.
+#[test]
+#[ignore = "a part of the_watchdog"]
+fn the_watchdog_child() {
+    if !is_child() {
+        return;
+    }
+    let confined = |thread: &ThreadInfo| {
+        if thread.kind == ThreadKind::Watchdog {
+            let _ = confine(&["watchdog", "worker: ", "any: "]);
+        }
+        Ok(())
+    };
+    let service = ZeroingService::builder().topology(common::one_node()).workers_per_node(1).small_job(0);
+    let service = service.on_thread_start(confined).build().unwrap();
+    let memory = anonymous();
+    let base = memory.get_host_address(GuestAddress(0)).unwrap() as u64;
+    let Some(handler) = Userfaultfd::register(base, LEN) else { return };
+    let stuck =
+        service.submit(ZeroRequest::new(&memory).deadline(Instant::now() + Duration::from_millis(50)));
+    handler.wait_for_a_fault();
+    assert!(matches!(stuck.unwrap().wait(), Err(JobError::Stalled { .. })));
+    for memory in [anonymous(), of_file()] {
+        assert!(service.zero(&memory, Intent::Boot).unwrap().wait().unwrap().is_all_zero());
+        assert!(service.zero(&memory, Intent::Teardown).unwrap().wait().unwrap().is_all_zero());
+    }
+    drop(handler);
     drop(service);
     through()
 }
@@ -342,6 +386,7 @@ fn every_name_is_a_system_call() {
     let names = numbers_of(&[
         "caller: ",
         "worker: ",
+        "watchdog",
         "any: ",
         "several nodes: ",
         "pool: ",
