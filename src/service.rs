@@ -301,7 +301,8 @@ impl ZeroingServiceBuilder {
     /// all there: that takes less time than waking a worker. 0: none is, for event loops that want it so.
     /// Unless said, what one worker clears in 200 µs by the calibration, 4 MiB at most; 2 MiB without one.
     ///
-    /// Background jobs are left to the workers, and so are the later ones of a burst: while a job that was
+    /// Background jobs are left to the workers, and so are those of threads at `SCHED_IDLE` or `SCHED_BATCH` and of
+    /// memory that a file system has a say in. So are the later ones of a burst: while a job that was
     /// so done has not been waited for, more of them are queued.
     pub fn small_job(mut self, bytes: u64) -> Self {
         self.small_job = Some(bytes);

@@ -245,7 +245,7 @@ impl JobCore {
             duration: self.started.elapsed(),
             steals: notes.steals,
             cpu_time: notes.shares.values().map(|share| share.cpu_time).sum(),
-            workers: notes.shares.values().copied().collect(),
+            workers: notes.shares.values().filter(|share| share.chunks > 0).copied().collect(),
             ..Report::default()
         };
         for (index, region) in self.regions.iter().enumerate() {

@@ -25,6 +25,7 @@ use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
 use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Unseen, Warden, Work, WorkRegion};
 use crate::sync::lock;
+use crate::sys::has_low_policy;
 use crate::topology::{NodeId, Topology};
 use crew::Post;
 pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
@@ -216,7 +217,8 @@ impl Pool {
 
     /// Whether the submitting thread does a job itself, as far as that waits for nobody: a small one takes it
     /// less time than waking a worker. Not the second one of a burst, which the workers share; nor work that is
-    /// to keep to a rate or, perhaps, to another node.
+    /// to keep to a rate or, perhaps, to another node. Nor on a thread of low policy, which would hold the lock of
+    /// the address space for as long as it is kept from running.
     fn is_for_the_caller(&self, job: &JobCore) -> bool {
         if job.total() > self.small || job.priority() == Priority::Background {
             return false;
@@ -224,7 +226,7 @@ impl Pool {
         if self.shared.plan.is_local_only() && self.surroundings.nodes.len() > 1 {
             return false;
         }
-        job.is_seen_at_once()
+        !has_low_policy() && job.is_seen_at_once()
     }
 
     /// The process the workers live in.

@@ -22,13 +22,10 @@ pub(crate) fn block_asynchronous_signals() {
 /// Leaves a policy below the normal one (`SCHED_IDLE`, `SCHED_BATCH`) that the creating thread passed on: a
 /// thread that faults pages in at low priority holds the mmap lock for as long as it is kept from running.
 pub(crate) fn use_normal_policy() -> io::Result<()> {
-    // The system calls themselves: musl's functions of these names refuse. A normal thread's priority is 0.
-    const RESET_ON_FORK: libc::c_long = libc::SCHED_RESET_ON_FORK as libc::c_long;
-    // SAFETY: asks for the policy of the calling thread.
-    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } & !RESET_ON_FORK;
-    if ![libc::SCHED_IDLE, libc::SCHED_BATCH].map(libc::c_long::from).contains(&policy) {
+    if !has_low_policy() {
         return Ok(());
     }
+    // A normal thread's priority is 0.
     let priority: libc::c_int = 0;
     // SAFETY: the kernel's sched_param is this one number; it outlives the call, which changes the calling
     // thread only.
@@ -36,6 +33,15 @@ pub(crate) fn use_normal_policy() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Whether the calling thread's policy is below the normal one.
+pub(crate) fn has_low_policy() -> bool {
+    const RESET_ON_FORK: libc::c_long = libc::SCHED_RESET_ON_FORK as libc::c_long;
+    // The system calls themselves: musl's functions of these names refuse.
+    // SAFETY: asks for the policy of the calling thread.
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } & !RESET_ON_FORK;
+    [libc::SCHED_IDLE, libc::SCHED_BATCH].map(libc::c_long::from).contains(&policy)
 }
 
 /// CPU time that the calling thread has used.
