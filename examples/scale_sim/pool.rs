@@ -94,6 +94,8 @@ struct Lane {
     deques: Vec<VecDeque<Task>>,
     /// How many tasks came to each place.
     arrivals: Vec<u64>,
+    waiting: Vec<u64>,
+    homes: Vec<Place>,
 }
 
 /// A lane as one worker sees it; counts its looks.
@@ -104,6 +106,11 @@ struct LaneOf<'l> {
 }
 
 impl LaneOf<'_> {
+    fn took(&mut self, place: Place, task: Option<Task>) -> Option<Task> {
+        self.lane.waiting[place] -= task?.extent.len;
+        task
+    }
+
     fn count(&self) {
         self.looks.set(self.looks.get() + 1);
     }
@@ -114,17 +121,29 @@ impl Queues for LaneOf<'_> {
 
     fn pop_own(&mut self) -> Option<Task> {
         self.count();
-        self.lane.deques[self.own].pop_back()
+        let task = self.lane.deques[self.own].pop_back();
+        self.took(self.lane.homes[self.own], task)
     }
 
     fn take_from_node(&mut self, node: Place) -> Option<Task> {
         self.count();
-        self.lane.injectors[node].pop_front()
+        let task = self.lane.injectors[node].pop_front();
+        self.took(node, task)
     }
 
     fn rob(&mut self, victim: usize) -> Option<Task> {
         self.count();
-        self.lane.deques[victim].pop_front()
+        let task = self.lane.deques[victim].pop_front();
+        self.took(self.lane.homes[victim], task)
+    }
+
+    fn has_own(&self) -> bool {
+        !self.lane.deques[self.own].is_empty()
+    }
+
+    fn waiting(&self, place: Place) -> u64 {
+        self.count();
+        self.lane.waiting[place]
     }
 }
 
@@ -146,10 +165,9 @@ struct Pool<'a> {
     run: Run,
 }
 
-/// The plan of a pool on this machine. Each number twice, as in the pool: the second is for whoever stands in
-/// for a worker that is stuck; here nobody is.
+/// The plan of a pool on this machine. There are stand-ins' queues to look at, as in the pool; nobody stands in.
 pub fn plan(host: &Host, locality: Locality) -> Plan {
-    Plan::new(&host.topology, &[host.wanted.as_slice(), host.wanted.as_slice()].concat(), locality)
+    Plan::new(&host.topology, &host.wanted, locality).with_stand_ins()
 }
 
 /// Clears the memory and says how it went.
@@ -166,6 +184,8 @@ pub fn clear(
         injectors: vec![VecDeque::new(); places],
         deques: vec![VecDeque::new(); numbers],
         arrivals: vec![0; places],
+        waiting: vec![0; places],
+        homes: plan.workers().to_vec(),
     };
     let at_home = host.workers.iter().zip(plan.workers());
     let workers: Vec<Worker> = at_home
@@ -233,12 +253,14 @@ impl Pool<'_> {
 
     /// `Shared::send`
     fn send(&mut self, place: Place, task: Task, now: f64) {
+        self.lanes[self.settings.lane].waiting[place] += task.extent.len;
         self.lanes[self.settings.lane].injectors[place].push_back(task);
         self.arrived(place, now);
     }
 
     /// `Hands::offer`
     fn offer(&mut self, worker: usize, task: Task, now: f64) {
+        self.lanes[self.settings.lane].waiting[self.workers[worker].home] += task.extent.len;
         self.lanes[self.settings.lane].deques[worker].push_back(task);
         self.arrived(self.workers[worker].home, now);
     }
@@ -325,14 +347,21 @@ impl Pool<'_> {
     fn takes(&mut self, worker: usize, now: f64) {
         let Some(Task { extent, believed, .. }) = self.workers[worker].task else { return };
         let Worker { grain, origin, home, .. } = self.workers[worker];
-        let stolen = matches!(origin, Origin::Robbed(_));
+        let stolen = matches!(origin, Origin::Robbed(_) | Origin::Behind(_));
+        if matches!(origin, Origin::Behind(_)) {
+            self.run.helps += 1;
+        }
         if let Origin::Robbed(victim) = origin {
             self.run.stole(self.plan.workers().get(victim) == Some(&home));
         }
         let background = self.settings.lane == BACKGROUND;
         let limit = if background { self.throttle.longest_chunk() } else { None };
         let chunk = extent.split_to_cell(grain.next(limit), |far| {
-            self.offer(worker, Task { extent: far, believed, stolen }, now);
+            let task = Task { extent: far, believed, stolen };
+            match origin {
+                Origin::Behind(place) => self.send(place, task, now),
+                _ => self.offer(worker, task, now),
+            }
         });
         if background {
             self.throttle.pay(chunk.len, since_submission(now));

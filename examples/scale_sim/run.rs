@@ -17,6 +17,7 @@ pub struct Run {
     pub steals_near: u64,
     pub steals_far: u64,
     pub wakes: u64,
+    pub helps: u64,
     /// Chunks found on another node than was believed.
     pub sent_home: u64,
     /// When each node's last byte was settled, as the topology lists the nodes; `None` for those without.
@@ -36,6 +37,7 @@ impl Run {
             steals_near: 0,
             steals_far: 0,
             wakes: 0,
+            helps: 0,
             sent_home: 0,
             finished: vec![None; nodes],
         }

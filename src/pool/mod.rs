@@ -105,7 +105,7 @@ impl Pool {
         let homes: Vec<NodeId> = wanted.into_iter().take(recruits.len()).collect();
         let workers = homes.len();
         // Each number twice: the second is for whoever stands in for a worker that is stuck.
-        let plan = Plan::new(topology, &[homes.as_slice(), homes.as_slice()].concat(), locality);
+        let plan = Plan::new(topology, &homes, locality).with_stand_ins();
         let deques: Vec<Deques> =
             (0..2 * workers).map(|_| std::array::from_fn(|_| Deque::new_lifo())).collect();
         let stealers = deques.iter().map(|lanes| std::array::from_fn(|lane| lanes[lane].stealer())).collect();

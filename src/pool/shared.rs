@@ -14,6 +14,15 @@ use super::{LANES, Task};
 use crate::job::JobCore;
 use crate::sync::lock;
 
+/// What has come to a place, and what of it is there.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Tasks that were queued there; see `Quiet`.
+    arrivals: AtomicU64,
+    /// Bytes in the node's queue and in the deques of its workers.
+    waiting: AtomicU64,
+}
+
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) plan: Plan,
@@ -21,8 +30,8 @@ pub(super) struct Shared {
     pub(super) injectors: Vec<[Injector<Task>; LANES]>,
     /// The far ends of the deques of each number a worker may have: those that began, then their stand-ins.
     pub(super) stealers: Vec<[Stealer<Task>; LANES]>,
-    /// How many tasks have come to each place, by lane; see `Quiet`.
-    arrivals: Vec<[CachePadded<AtomicU64>; LANES]>,
+    /// By place and lane.
+    counts: Vec<[CachePadded<Counts>; LANES]>,
     pub(super) dormitories: Vec<Dormitory>,
     /// Who was stuck and is to leave when it comes back, by the worker's number.
     replaced: Vec<AtomicBool>,
@@ -38,7 +47,7 @@ impl Shared {
         let places = plan.homes().len();
         Self {
             injectors: (0..places).map(|_| std::array::from_fn(|_| Injector::new())).collect(),
-            arrivals: (0..places).map(|_| Default::default()).collect(),
+            counts: (0..places).map(|_| Default::default()).collect(),
             dormitories: (0..places).map(|_| Dormitory::default()).collect(),
             replaced: stealers.iter().map(|_| AtomicBool::new(false)).collect(),
             stealers,
@@ -54,24 +63,45 @@ impl Shared {
     pub(super) fn send(&self, place: Place, task: Task) {
         let lane = task.job.priority() as usize;
         if let Some(injector) = self.injectors.get(place).and_then(|lanes| lanes.get(lane)) {
-            injector.push(task);
-            self.arrived(place, lane);
+            self.queue(place, task, |task| injector.push(task));
         }
     }
 
-    /// Counts a task that was queued by or for a place, and wakes somebody for it.
-    pub(super) fn arrived(&self, place: Place, lane: usize) {
-        if let Some(count) = self.arrivals.get(place).and_then(|lanes| lanes.get(lane)) {
+    /// Lets `push` queue a task at a place, in the node's queue or a deque; counts it, and wakes somebody for it.
+    pub(super) fn queue(&self, place: Place, task: Task, push: impl FnOnce(Task)) {
+        let counts = self.counts_of(place, task.job.priority() as usize);
+        if let Some(counts) = counts {
+            // First, so that nobody takes it away before it is there.
+            counts.waiting.fetch_add(task.extent.len, Ordering::Relaxed);
+        }
+        push(task);
+        if let Some(counts) = counts {
             // Who reads this count finds the task. The fence before the look for sleepers comes after it.
-            count.fetch_add(1, Ordering::Release);
+            counts.arrivals.fetch_add(1, Ordering::Release);
         }
         self.wake_near(place);
     }
 
+    /// Counts a task that was taken from what waited at a place.
+    pub(super) fn taken(&self, place: Place, task: &Task) {
+        if let Some(counts) = self.counts_of(place, task.job.priority() as usize) {
+            counts.waiting.fetch_sub(task.extent.len, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes that wait at a place.
+    pub(super) fn waiting(&self, place: Place, lane: usize) -> u64 {
+        self.counts_of(place, lane).map_or(0, |counts| counts.waiting.load(Ordering::Relaxed))
+    }
+
+    fn counts_of(&self, place: Place, lane: usize) -> Option<&Counts> {
+        Some(&**self.counts.get(place)?.get(lane)?)
+    }
+
     /// How many tasks have come to a lane. Each count only grows: two equal sums are of equal counts.
     pub(super) fn arrivals(&self, lane: usize) -> u64 {
-        let counts = self.arrivals.iter().filter_map(|lanes| lanes.get(lane));
-        counts.map(|count| count.load(Ordering::Acquire)).fold(0, u64::wrapping_add)
+        let counts = self.counts.iter().filter_map(|lanes| lanes.get(lane));
+        counts.map(|counts| counts.arrivals.load(Ordering::Acquire)).fold(0, u64::wrapping_add)
     }
 
     /// Wakes the nearest sleeper, if anybody sleeps.

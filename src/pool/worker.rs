@@ -89,6 +89,7 @@ impl Worker {
     pub(super) fn run(&self) {
         self.work();
         for task in self.deques.iter().flat_map(|deque| std::iter::from_fn(|| deque.pop())) {
+            self.shared.taken(self.home, &task);
             // Whoever has taken over finds it there; nobody does where the pool closes.
             self.shared.send(self.home, task);
         }
@@ -141,12 +142,16 @@ impl Shift for Worker {
         if !job.is_running() {
             return;
         }
-        let stolen = stolen || matches!(origin, Origin::Robbed(_));
+        let stolen = stolen || matches!(origin, Origin::Robbed(_) | Origin::Behind(_));
         let background = job.priority() == Priority::Background;
         let limit = if background { self.shared.longest_background_chunk() } else { None };
         let mut grain = self.grain.get();
         let chunk = extent.split_to_cell(grain.next(limit), |far| {
-            self.offer(Task { job: Arc::clone(&job), extent: far, believed, stolen });
+            let task = Task { job: Arc::clone(&job), extent: far, believed, stolen };
+            match origin {
+                Origin::Behind(place) => self.send(place, task),
+                _ => self.offer(task),
+            }
         });
         if background {
             self.shared.pay_for(chunk.len);
@@ -168,8 +173,7 @@ impl Hands for Worker {
     fn offer(&self, task: Task) {
         let lane = task.job.priority() as usize;
         if let Some(deque) = self.deques.get(lane) {
-            deque.push(task);
-            self.shared.arrived(self.home, lane);
+            self.shared.queue(self.home, task, |task| deque.push(task));
         }
     }
 
@@ -255,20 +259,38 @@ struct LaneOf<'w> {
     lane: usize,
 }
 
+impl LaneOf<'_> {
+    fn taken(&self, place: Place, task: Task) -> Task {
+        self.worker.shared.taken(place, &task);
+        task
+    }
+}
+
 impl Queues for LaneOf<'_> {
     type Task = Task;
 
     fn pop_own(&mut self) -> Option<Task> {
-        self.worker.deques.get(self.lane)?.pop()
+        let task = self.worker.deques.get(self.lane)?.pop()?;
+        Some(self.taken(self.worker.home, task))
     }
 
     fn take_from_node(&mut self, node: Place) -> Option<Task> {
         let injector = self.worker.shared.injectors.get(node)?.get(self.lane)?;
-        persist(|| injector.steal())
+        Some(self.taken(node, persist(|| injector.steal())?))
     }
 
     fn rob(&mut self, victim: usize) -> Option<Task> {
         let stealer = self.worker.shared.stealers.get(victim)?.get(self.lane)?;
-        persist(|| stealer.steal())
+        let task = persist(|| stealer.steal())?;
+        let place = self.worker.shared.plan.workers().get(victim).copied();
+        Some(self.taken(place.unwrap_or(self.worker.home), task))
+    }
+
+    fn has_own(&self) -> bool {
+        self.worker.deques.get(self.lane).is_some_and(|deque| !deque.is_empty())
+    }
+
+    fn waiting(&self, place: Place) -> u64 {
+        self.worker.shared.waiting(place, self.lane)
     }
 }

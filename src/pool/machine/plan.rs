@@ -14,6 +14,10 @@ pub(crate) trait Queues {
     fn take_from_node(&mut self, node: Place) -> Option<Self::Task>;
     /// The far end of another worker's deque.
     fn rob(&mut self, victim: usize) -> Option<Self::Task>;
+    /// Whether there is a task in the worker's own deque.
+    fn has_own(&self) -> bool;
+    /// Bytes that wait in the queue of a place and in the deques of its workers.
+    fn waiting(&self, place: Place) -> u64;
 }
 
 /// Where a task was found.
@@ -25,6 +29,8 @@ pub(crate) enum Origin {
     Node(Place),
     /// In the deque of that worker.
     Robbed(usize),
+    /// At a place that is far behind the worker's own: what is more than a chunk goes back to that place.
+    Behind(Place),
 }
 
 /// Which workers may clear which memory.
@@ -48,6 +54,8 @@ pub(crate) struct Plan {
     workers: Vec<Place>,
     /// The workers of each place, ascending.
     crews: Vec<Vec<usize>>,
+    /// Whom each place lends to places that are behind.
+    lent: Vec<Option<usize>>,
     /// For each place: all places by distance, itself first.
     neighbours: Vec<Vec<Place>>,
     /// Every node of the machine and the nearest place that serves it.
@@ -56,6 +64,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// A place lends one worker, if it has so many.
+    const TO_LEND: usize = 4;
+
+    /// To that many of the nearest places.
+    const NEAR: usize = 16;
+
+    /// What another place must have more, in bytes, to be worth a journey, besides a sixteenth.
+    const FAR_BEHIND: u64 = 256 << 20;
+
     /// Whom the machine has room for: workers on every node with allowed CPUs, `per_node` at most and no more
     /// than the node has CPUs. The first of each node, then the second of each, and so on: so that a host
     /// that starts only some of them leaves no node without for long.
@@ -91,7 +108,20 @@ impl Plan {
         for (worker, home) in workers.iter().enumerate() {
             crews[*home].push(worker);
         }
-        Self { workers, crews, neighbours, served_by, homes, locality }
+        let lent = crews.iter().map(|crew| crew.first().copied().filter(|_| crew.len() >= Self::TO_LEND));
+        let lent = lent.collect();
+        Self { workers, crews, lent, neighbours, served_by, homes, locality }
+    }
+
+    /// With as many numbers again, for whoever stands in for a worker that is stuck.
+    pub(crate) fn with_stand_ins(mut self) -> Self {
+        let regulars = self.workers.len();
+        self.workers.extend_from_within(..);
+        for crew in &mut self.crews {
+            let stand_ins: Vec<usize> = crew.iter().map(|worker| worker + regulars).collect();
+            crew.extend(stand_ins);
+        }
+        self
     }
 
     /// The workers' homes, one entry a worker.
@@ -123,9 +153,12 @@ impl Plan {
     }
 
     /// Finds the next task of `worker`: its own, its node's, its siblings', then node by node by
-    /// distance, each node's queue before its workers' deques.
+    /// distance, each node's queue before its workers' deques. Before all that, a place far behind may need it.
     pub(crate) fn next<Q: Queues>(&self, worker: usize, queues: &mut Q) -> Option<(Q::Task, Origin)> {
         let home = *self.workers.get(worker)?;
+        if let Some(found) = self.help_out(worker, home, queues) {
+            return Some(found);
+        }
         if let Some(task) = queues.pop_own() {
             return Some((task, Origin::Own));
         }
@@ -133,6 +166,27 @@ impl Plan {
             let queued = queues.take_from_node(place).map(|task| (task, Origin::Node(place)));
             queued.or_else(|| self.rob_place(worker, place, queues))
         })
+    }
+
+    /// One worker of a place looks, between its own chunks, whether one of the nearest places is far behind, and
+    /// does a chunk there. Help that comes when all is done at home may come too late: the memory of a place
+    /// whose CPUs are busy with something else takes no more than it takes, however many come in the end.
+    ///
+    /// Only who has tasks of its own does so: then the first tasks of a job have been taken by workers of their
+    /// own places.
+    fn help_out<Q: Queues>(&self, worker: usize, home: Place, queues: &mut Q) -> Option<(Q::Task, Origin)> {
+        if self.lent.get(home) != Some(&Some(worker)) || !queues.has_own() {
+            return None;
+        }
+        let near = self.partners(home).iter().skip(1).take(Self::NEAR);
+        let (there, place) = near.map(|&place| (queues.waiting(place), place)).max()?;
+        let here = queues.waiting(home);
+        if there <= here.saturating_add(here / 16).saturating_add(Self::FAR_BEHIND) {
+            return None;
+        }
+        let task = queues.take_from_node(place);
+        let task = task.or_else(|| Some(self.rob_place(worker, place, queues)?.0))?;
+        Some((task, Origin::Behind(place)))
     }
 
     /// Starts behind the robber's own number, so that robbers do not all queue at the same victim.

@@ -1,6 +1,6 @@
 //! The decisions over model queues, driven by tests instead of threads.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fs;
 
@@ -59,6 +59,14 @@ impl Queues for Asked {
     fn rob(&mut self, victim: usize) -> Option<()> {
         self.0.push(format!("rob {victim}"));
         None
+    }
+
+    fn has_own(&self) -> bool {
+        false
+    }
+
+    fn waiting(&self, _place: Place) -> u64 {
+        0
     }
 }
 
@@ -123,6 +131,128 @@ fn nodes_left_without_a_worker_are_served_all_the_same() {
 }
 
 #[test]
+fn stand_ins_are_robbed_last_at_each_place() {
+    let plan = plan_of(&three_nodes(), 2).with_stand_ins();
+    assert_eq!(plan.workers(), [0, 1, 2, 0, 1, 0, 1, 2, 0, 1]);
+    let mut asked = Asked(Vec::new());
+    assert_eq!(plan.next(3, &mut asked), None);
+    let places =
+        ["own, node 0, rob 5, rob 8, rob 0", "node 2, rob 7, rob 2", "node 1, rob 4, rob 6, rob 9, rob 1"];
+    assert_eq!(asked.0.join(", "), places.join(", "));
+}
+
+/// Three places with so many bytes each.
+struct Loads {
+    waiting: [u64; 3],
+    has_own: bool,
+    in_queue: Option<Place>,
+}
+
+impl Queues for Loads {
+    type Task = &'static str;
+
+    fn pop_own(&mut self) -> Option<&'static str> {
+        Some("own")
+    }
+
+    fn take_from_node(&mut self, node: Place) -> Option<&'static str> {
+        (self.in_queue == Some(node)).then_some("queued")
+    }
+
+    fn rob(&mut self, _victim: usize) -> Option<&'static str> {
+        Some("robbed")
+    }
+
+    fn has_own(&self) -> bool {
+        self.has_own
+    }
+
+    fn waiting(&self, place: Place) -> u64 {
+        self.waiting[place]
+    }
+}
+
+/// Three nodes with four CPUs each; node 4 is nearer to node 0 than node 2 is.
+fn three_crews() -> Topology {
+    topology(&[(0, "0-3", "10 30 20"), (2, "4-7", "30 10 25"), (4, "8-11", "20 25 10")])
+}
+
+#[test]
+fn a_place_lends_one_worker_to_one_that_is_far_behind() {
+    const G: u64 = 1 << 30;
+    let plan = plan_of(&three_crews(), 4);
+    let next = |plan: &Plan, worker, waiting: [u64; 3], has_own, in_queue| {
+        plan.next(worker, &mut Loads { waiting, has_own, in_queue }).unwrap()
+    };
+    let behind = [16 * G, 18 * G, 16 * G];
+    assert_eq!(next(&plan, 0, behind, true, None), ("robbed", Origin::Behind(1)));
+    assert_eq!(next(&plan, 0, behind, true, Some(1)), ("queued", Origin::Behind(1)));
+    assert_eq!(next(&plan, 2, behind, true, None), ("robbed", Origin::Behind(1)), "the first of node 4");
+    assert_eq!(
+        next(&plan, 0, [16 * G, 18 * G, 19 * G], true, None),
+        ("robbed", Origin::Behind(2)),
+        "the last"
+    );
+    // A sixteenth and 256 MiB.
+    assert_eq!(next(&plan, 0, [16 * G, 17 * G + G / 4, 0], true, None), ("own", Origin::Own));
+    assert_eq!(next(&plan, 0, [16 * G, 17 * G + G / 4 + 1, 0], true, None), ("robbed", Origin::Behind(1)));
+    assert_eq!(next(&plan, 0, [0, G / 4, 0], true, None), ("own", Origin::Own), "not worth it");
+    assert_eq!(next(&plan, 0, [u64::MAX; 3], true, None), ("own", Origin::Own));
+    // The others stay, and who has nothing of its own yet begins at home.
+    assert_eq!(next(&plan, 3, behind, true, None), ("own", Origin::Own));
+    assert_eq!(next(&plan, 0, behind, false, None), ("own", Origin::Own));
+    // Nor is one of a few lent, stand-ins or not, or one whose service keeps to its nodes.
+    assert_eq!(
+        next(&plan_of(&three_crews(), 3).with_stand_ins(), 0, behind, true, None),
+        ("own", Origin::Own)
+    );
+    let nodes = Plan::wanted(&three_crews(), 4);
+    let local = Plan::new(&three_crews(), &nodes, Locality::LocalOnly);
+    assert_eq!(next(&local, 0, behind, true, None), ("own", Origin::Own));
+}
+
+#[test]
+fn nobody_looks_twice_where_nothing_has_come() {
+    let (arrivals, looks) = (Cell::new(5), Cell::new(0));
+    let mut quiet = Quiet::default();
+    let mut look = |found: Option<u32>| {
+        looks.set(0);
+        let count = || looks.set(looks.get() + 1);
+        let found =
+            quiet.look(|| arrivals.get(), || found.inspect(|_| count()).or_else(|| (count(), None).1));
+        (found, looks.get())
+    };
+    assert_eq!(look(Some(1)), (Some(1), 1));
+    assert_eq!(look(None), (None, 2), "once, and once more after the count");
+    assert_eq!(look(None), (None, 0));
+    assert_eq!(look(Some(2)), (None, 0), "it was not counted, so it is not there");
+    arrivals.set(6);
+    assert_eq!(look(Some(2)), (Some(2), 1));
+    assert_eq!(look(Some(3)), (Some(3), 1), "while there is something the count is not asked");
+}
+
+/// A task that comes right after the look, or in the middle of it, is found by the next one.
+#[test]
+fn a_task_that_comes_while_somebody_looks_is_not_missed() {
+    for comes_at in 1..=2 {
+        let (arrivals, looks) = (Cell::new(0), Cell::new(0));
+        let queue = RefCell::new(VecDeque::new());
+        let look = || {
+            let found = queue.borrow_mut().pop_front();
+            looks.set(looks.get() + 1);
+            if looks.get() == comes_at {
+                queue.borrow_mut().push_back("task");
+                arrivals.set(arrivals.get() + 1);
+            }
+            found
+        };
+        let mut quiet = Quiet::default();
+        let found = quiet.look(|| arrivals.get(), look).or_else(|| quiet.look(|| arrivals.get(), look));
+        assert_eq!(found, Some("task"), "comes at look {comes_at}");
+    }
+}
+
+#[test]
 fn a_misplaced_chunk_is_sent_once() {
     let plan = plan_of(&three_nodes(), 8);
     let elsewhere = |home, believed: Option<u32>, found: Option<u32>| {
@@ -147,6 +277,7 @@ struct Task {
 struct Model {
     injectors: Vec<VecDeque<Task>>,
     deques: Vec<RefCell<VecDeque<Task>>>,
+    homes: Vec<Place>,
     own: usize,
 }
 
@@ -165,6 +296,19 @@ impl Queues for Model {
         assert_ne!(victim, self.own, "nobody robs itself");
         self.deques[victim].borrow_mut().pop_front()
     }
+
+    fn has_own(&self) -> bool {
+        !self.deques[self.own].borrow().is_empty()
+    }
+
+    /// As if a chunk were a gigabyte, so that places fall behind.
+    fn waiting(&self, place: Place) -> u64 {
+        let of_crew = self.deques.iter().zip(&self.homes).filter(|(_, home)| **home == place);
+        let in_deques =
+            of_crew.map(|(deque, _)| deque.borrow().iter().map(|task| task.extent.len).sum::<u64>());
+        let in_queue: u64 = self.injectors[place].iter().map(|task| task.extent.len).sum();
+        (in_queue + in_deques.sum::<u64>()) * ((1 << 30) / GRAIN)
+    }
 }
 
 const GRAIN: u64 = 64;
@@ -175,14 +319,15 @@ proptest! {
     #[test]
     fn each_byte_once_in_any_order(
         regions in prop::collection::vec((1u64..40 * GRAIN, prop::option::of(0usize..3)), 1..5),
-        turns in prop::collection::vec(0usize..6, 1..200),
+        turns in prop::collection::vec(0usize..12, 1..200),
         salt in any::<u64>(),
     ) {
-        let plan = plan_of(&three_nodes(), 8);
+        let plan = plan_of(&three_crews(), 8);
         let nodes = [NodeId(0), NodeId(2), NodeId(4)];
         let mut model = Model {
             injectors: vec![VecDeque::new(); plan.homes().len()],
             deques: plan.workers().iter().map(|_| RefCell::default()).collect(),
+            homes: plan.workers().to_vec(),
             own: 0,
         };
         for (number, (len, believed)) in (0..).zip(&regions) {
@@ -197,7 +342,7 @@ proptest! {
         let mut idle = 0;
         for worker in turns.into_iter().chain(rest) {
             model.own = worker;
-            let Some((task, _)) = plan.next(worker, &mut model) else {
+            let Some((task, origin)) = plan.next(worker, &mut model) else {
                 idle += 1;
                 if idle > plan.workers().len() {
                     break;
@@ -206,10 +351,14 @@ proptest! {
             };
             idle = 0;
             let chunk = task.extent.split_to_cell(GRAIN, |far| {
-                model.deques[worker].borrow_mut().push_back(Task { extent: far, ..task });
+                match origin {
+                    Origin::Behind(place) => model.injectors[place].push_back(Task { extent: far, ..task }),
+                    _ => model.deques[worker].borrow_mut().push_back(Task { extent: far, ..task }),
+                }
             });
             // The near end of the owner's deque is what follows the chunk.
-            if let Some(next) = model.deques[worker].borrow().back().filter(|_| chunk.len < task.extent.len) {
+            let is_cut = chunk.len < task.extent.len && !matches!(origin, Origin::Behind(_));
+            if let Some(next) = model.deques[worker].borrow().back().filter(|_| is_cut) {
                 prop_assert_eq!((next.extent.region, next.extent.start), (chunk.region, chunk.end()));
             }
             let lies = (chunk.start / GRAIN).wrapping_add(salt >> chunk.region) % 4;
