@@ -160,7 +160,7 @@ pub enum RequestError {
         alignment: u64,
     },
     /// A part of a host range leaves it.
-    #[error("{len} bytes at offset {offset} leave the host range of {range_len} bytes")]
+    #[error("{len} bytes at offset {offset} leave the host range of {range_len} bytes; pass a part of it")]
     OutOfRange {
         /// First byte, from the start of the range.
         offset: u64,

@@ -22,7 +22,7 @@ use crate::topology::Topology;
 ///
 /// Building it starts the workers and measures nothing; an idle service uses no CPU. Dropping it stops
 /// every job (what was not reached stays stale) and joins the workers; a worker stuck in a page fault is
-/// reported and left behind after two seconds, and stores nothing when it wakes.
+/// reported and left behind after two seconds (and a job whose store is stuck after two more), and stores nothing when it wakes.
 #[derive(Debug)]
 pub struct ZeroingService {
     core: Arc<ServiceCore>,

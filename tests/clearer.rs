@@ -68,7 +68,7 @@ fn by_rule() -> Calibration {
 fn exactly_the_part() {
     let place = Between::canaries(4 * PAGE);
     for (name, clearer) in clearers() {
-        for reuse in Reuse::ALL {
+        for &reuse in Reuse::ALL {
             for len in [0, 1, 63, 64, 65, 127, 4095, 4096, 4097] {
                 // From the first byte, up to the last one, and in between.
                 for offset in [0, 1, 61, 64, PAGE - 1, PAGE + 7, 4 * PAGE - len] {
@@ -88,7 +88,7 @@ fn exactly_a_long_part() {
     let place = Between::canaries(whole);
     for (name, clearer) in clearers() {
         for (offset, len) in [(0, whole), (1, whole - 1), (0, whole - 63), (4095, 3 * MIB + 77)] {
-            for reuse in Reuse::ALL {
+            for &reuse in Reuse::ALL {
                 place.make_stale();
                 clearer.clear(&place.range, offset, len, reuse).unwrap();
                 place.assert_zero_at(offset, len, &name);
@@ -104,7 +104,7 @@ fn the_method_that_was_foretold() {
     for (name, clearer) in clearers() {
         for shift in 0..=22 {
             for len in [(1 << shift) - 1, 1 << shift] {
-                for reuse in Reuse::ALL {
+                for &reuse in Reuse::ALL {
                     let told = clearer.method_for(len, reuse, Concurrency::One);
                     let taken = clearer.clear(&place.range, 0, len, reuse).unwrap();
                     assert_eq!(taken, told, "{name}, {len} bytes, {reuse:?}");
@@ -162,7 +162,7 @@ fn what_a_calibration_says_holds_for_its_lengths() {
     let (small, method) = (Clearer::auto(), uncached());
     let calibration = by_rule().with_method(Reuse::Cold, 16 * KIB..=64 * KIB, method);
     let clearer = Clearer::calibrated(&calibration).unwrap();
-    for concurrency in Concurrency::ALL {
+    for &concurrency in Concurrency::ALL {
         let cold = |len| clearer.method_for(len, Reuse::Cold, concurrency);
         assert_eq!([8 * KIB, 16 * KIB, 64 * KIB, 128 * KIB - 1].map(cold), [method; 4]);
         let ruled = |len| small.method_for(len, Reuse::Cold, concurrency);
@@ -264,7 +264,10 @@ fn uncached() -> Method {
 fn situations() -> impl Iterator<Item = (u64, Reuse, Concurrency)> {
     let lengths = (0..64).flat_map(|shift| [(1 << shift) - 1, 1 << shift]).chain([u64::MAX]);
     lengths.flat_map(|len| {
-        let pairs = Reuse::ALL.into_iter().flat_map(|reuse| Concurrency::ALL.map(|workers| (reuse, workers)));
+        let pairs = Reuse::ALL
+            .iter()
+            .copied()
+            .flat_map(|reuse| Concurrency::ALL.iter().map(move |workers| (reuse, *workers)));
         pairs.map(move |(reuse, workers)| (len, reuse, workers))
     })
 }

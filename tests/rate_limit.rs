@@ -303,3 +303,20 @@ fn a_paused_initialisation_of_frames() {
     service.set_background_rate(None);
     assert!(all_zero(&job).total_bytes > 0);
 }
+
+/// What is still queued of jobs that were cancelled during a pause keeps neither their memory nor a descriptor.
+#[test]
+fn jobs_cancelled_during_a_pause_leave_nothing_open() {
+    let service = paused(1);
+    let (memory, _) = counted(LEN);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    for _ in 0..500 {
+        in_background(&service, &memory).cancel();
+    }
+    // Other tests open some meanwhile.
+    assert!(open() < before + 250, "{before} descriptors before, {} now", open());
+    assert_eq!(Arc::strong_count(&memory), 1);
+    service.set_background_rate(None);
+    ends(&in_background(&service, &memory));
+}

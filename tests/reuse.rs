@@ -118,7 +118,7 @@ fn a_calibration_decides_for_each_length() {
 fn a_forced_method_goes_before_a_calibration() {
     let (overridden, forced) = two_others();
     let calibration =
-        Reuse::ALL.into_iter().fold(by_rule(), |all, reuse| all.with_method(reuse, .., overridden));
+        Reuse::ALL.iter().copied().fold(by_rule(), |all, reuse| all.with_method(reuse, .., overridden));
     // In either order.
     let services = [
         builder().calibration(calibration.clone()).method(forced),
@@ -210,7 +210,7 @@ fn a_calibration_decides_for_one_worker_and_for_all() {
     let calibration: Calibration = serde_json::from_value(saved).unwrap();
     let alone = builder().calibration(calibration.clone()).workers_per_node(1).build().unwrap();
     for len in LENGTHS {
-        for reuse in Reuse::ALL {
+        for &reuse in Reuse::ALL {
             assert_eq!(method_for(&alone, len, reuse), one, "{len} bytes, one worker");
         }
     }
@@ -221,7 +221,7 @@ fn a_calibration_decides_for_one_worker_and_for_all() {
     assert_eq!(service.method_for(CHUNK), all);
     for len in LENGTHS {
         let wanted = if len > CHUNK { all } else { one };
-        for reuse in Reuse::ALL {
+        for &reuse in Reuse::ALL {
             assert_eq!(method_for(&service, len, reuse), wanted, "{len} bytes, two workers");
         }
     }

@@ -129,7 +129,8 @@ in_children! {
     /// On each thread, once, when it is where it belongs and before anybody works.
     the_embedders_part => embedders_part_child {
         static WORKED: AtomicUsize = AtomicUsize::new(0);
-        let seen: Arc<Mutex<Vec<(ThreadInfo, u32, String, Vec<u32>, usize)>>> = Arc::default();
+        type Seen = (ThreadInfo, u32, String, Vec<u32>, usize);
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let builder = ZeroingService::builder().topology(two_nodes_with_cpus()).small_job(0);
         let service = builder
             .on_thread_start({

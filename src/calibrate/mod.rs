@@ -95,7 +95,7 @@ fn measure(terms: &Terms<'_>, measurement: &mut Measurement) {
         situations.flat_map(move |situation| classes.clone().map(move |class| (situation, class, shortfall)))
     };
     if terms.ring < SMALLEST {
-        for concurrency in Concurrency::ALL {
+        for &concurrency in Concurrency::ALL {
             measurement.shortfalls.extend(short(concurrency, 0, Shortfall::Memory));
         }
         return;
@@ -110,7 +110,7 @@ fn measure(terms: &Terms<'_>, measurement: &mut Measurement) {
     let Some((schedule, threads, rings)) = found else { return };
     measurement.readings = schedule.readings();
     measurement.scaling = schedule.scaling();
-    for (concurrency, ring) in Concurrency::ALL.into_iter().zip(rings) {
+    for (concurrency, ring) in Concurrency::ALL.iter().copied().zip(rings) {
         let (longest, why) = ring.map_or_else(|why| (0, Some(why)), |ring| (ring.len, ring.shortfall));
         measurement.shortfalls.extend(short(concurrency, longest, why.unwrap_or(terms.short_of)));
         if let Ok(ring) = ring {

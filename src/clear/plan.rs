@@ -36,12 +36,12 @@ pub enum Concurrency {
 
 impl Reuse {
     /// Both of them.
-    pub const ALL: [Reuse; 2] = [Reuse::Cold, Reuse::Soon];
+    pub const ALL: &'static [Reuse] = &[Reuse::Cold, Reuse::Soon];
 }
 
 impl Concurrency {
     /// Both of them.
-    pub const ALL: [Concurrency; 2] = [Concurrency::One, Concurrency::All];
+    pub const ALL: &'static [Concurrency] = &[Concurrency::One, Concurrency::All];
 }
 
 /// What a table is asked for.

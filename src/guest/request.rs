@@ -66,7 +66,8 @@ pub struct ZeroRequest {
 
 impl ZeroRequest {
     /// All of a guest's memory as it is now (a snapshot of a [`GuestMemoryAtomic`](vm_memory::GuestMemoryAtomic)),
-    /// for [`Intent::Teardown`]. The job keeps the snapshot alive until it is over.
+    /// for [`Intent::Teardown`]. The job keeps the snapshot alive until it is over; if it is the last to do so,
+    /// the memory's destructor runs on a thread of the service, and must not wait for another job there.
     ///
     /// Memory seen through an IOMMU that is in use is refused at submission ([`RequestError::IommuView`]).
     pub fn new<A>(memory: &A) -> Self

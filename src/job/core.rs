@@ -35,7 +35,7 @@ pub enum Priority {
 
 impl Priority {
     /// All of them, the first first.
-    pub const ALL: [Priority; 3] = [Priority::Urgent, Priority::Normal, Priority::Background];
+    pub const ALL: &'static [Priority] = &[Priority::Urgent, Priority::Normal, Priority::Background];
 }
 
 /// What a job has to tell so far.
@@ -93,19 +93,20 @@ pub(crate) struct JobCore {
     by_node: Box<[AtomicU64]>,
     token: Token,
     course: Course<Notes, Result<Arc<Report>, JobError>>,
-    completion: CompletionFd,
+    /// The handles' own: tasks that are still queued when a job has ended must not keep a descriptor open.
+    completion: Weak<CompletionFd>,
 }
 
 impl JobCore {
-    /// A job over `regions`; one without bytes is over at once.
+    /// A job over `regions`, and the descriptor for its handles; one without bytes is over at once.
     pub(crate) fn new(
         work: Arc<dyn Work>,
         regions: Vec<WorkRegion>,
         terms: Terms,
         surroundings: Surroundings,
-    ) -> io::Result<Arc<Self>> {
+    ) -> io::Result<(Arc<Self>, Arc<CompletionFd>)> {
         let total = regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
-        let completion = CompletionFd::new()?;
+        let completion = Arc::new(CompletionFd::new()?);
         let nodes = if surroundings.nodes.len() > 1 { surroundings.nodes.len() } else { 0 };
         let notes = Notes { work: Some(work), ..Notes::default() };
         let token = Token::of(&surroundings.unseen);
@@ -121,10 +122,10 @@ impl JobCore {
             by_node: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
             token,
             course,
-            completion,
+            completion: Arc::downgrade(&completion),
         });
         core.course.begin(core.as_ref());
-        Ok(core)
+        Ok((core, completion))
     }
 
     pub(crate) fn regions(&self) -> &[WorkRegion] {
@@ -137,10 +138,6 @@ impl JobCore {
 
     pub(crate) fn priority(&self) -> Priority {
         self.terms.priority
-    }
-
-    pub(crate) fn completion(&self) -> &CompletionFd {
-        &self.completion
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -172,6 +169,11 @@ impl JobCore {
     /// How it ended, once the memory is let go as well; that memory's destructor is told before.
     pub(crate) fn result(&self) -> Option<&Result<Arc<Report>, JobError>> {
         self.course.result()
+    }
+
+    /// As [`result`](Self::result), asked by somebody who has the job.
+    pub(crate) fn is_over(&self) -> bool {
+        self.result().inspect(|_| self.token.give_back()).is_some()
     }
 
     /// Takes the place of the one job that its submitter does itself; `false` if there is one whose end nobody
@@ -277,7 +279,7 @@ impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
         if let Some(work) = &notes.work {
             work.finish(&self.regions, &notes.outcomes);
         }
-        let result = match (&notes.first_failure, stopped) {
+        match (&notes.first_failure, stopped) {
             _ if report.is_all_zero() => Ok(report),
             _ if in_flight > 0 => Err(JobError::Stalled { in_flight_bytes: in_flight, report }),
             (Some((extent, cause)), _) => {
@@ -287,9 +289,7 @@ impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
             (None, Some(StopReason::DeadlinePassed)) => Err(JobError::DeadlinePassed { report }),
             (None, Some(StopReason::ServiceClosed)) => Err(JobError::ServiceClosed { report }),
             (None, _) => Err(JobError::Cancelled { report }),
-        };
-        tracing::debug!(bytes = self.total, all_zero = result.is_ok(), "job over");
-        result
+        }
     }
 
     fn let_go(&self, notes: Notes) {
@@ -299,7 +299,13 @@ impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
     }
 
     fn tell(&self, held: &[Held]) {
-        self.completion.signal();
+        // Here and not in `conclude`: a subscriber that panics tears nothing any more.
+        let all_zero = self.course.result().is_some_and(Result::is_ok);
+        // Without handles nobody waits.
+        if let Some(completion) = self.completion.upgrade() {
+            completion.signal();
+        }
+        tracing::debug!(bytes = self.total, all_zero, "job over");
         if let (Some(warden), false) = (&self.surroundings.warden, held.is_empty()) {
             let workers: Vec<u32> = held.iter().map(|held| held.worker).collect();
             warden.left_behind(&workers);

@@ -226,9 +226,6 @@ impl<N: Default, R: Clone> Course<N, R> {
                 return Some(result.clone());
             }
             let now = Instant::now();
-            if until.is_some_and(|until| now >= until) {
-                return None;
-            }
             // One lock from the look to the wait, so that no end and no stop comes between them unheard.
             let mut books = lock(&self.books);
             if self.result().is_some() {
@@ -244,6 +241,10 @@ impl<N: Default, R: Clone> Course<N, R> {
                     continue;
                 }
             };
+            // Whoever only asks now and then has seen to what was due, too.
+            if until.is_some_and(|until| now >= until) {
+                return None;
+            }
             books.waiting += 1;
             books = match [next, until].into_iter().flatten().min() {
                 Some(at) => {

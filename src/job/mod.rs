@@ -26,6 +26,7 @@ pub(crate) use token::Unseen;
 pub(crate) use work::{Hand, Piece, Prepared, Work, WorkRegion};
 
 use crate::error::JobError;
+use crate::sys::CompletionFd;
 
 /// The handle of a submitted request. Clones are handles of the same job.
 ///
@@ -39,6 +40,7 @@ pub struct Job {
 #[derive(Debug)]
 struct Handle {
     core: Arc<JobCore>,
+    completion: Arc<CompletionFd>,
     cancel_on_drop: bool,
     /// The process the workers live in.
     process: u32,
@@ -46,8 +48,12 @@ struct Handle {
 
 impl Job {
     /// `process`: the one that the job was submitted in.
-    pub(crate) fn new(core: Arc<JobCore>, cancel_on_drop: bool, process: u32) -> Self {
-        Self { handle: Arc::new(Handle { core, cancel_on_drop, process }) }
+    pub(crate) fn new(
+        (core, completion): (Arc<JobCore>, Arc<CompletionFd>),
+        cancel_on_drop: bool,
+        process: u32,
+    ) -> Self {
+        Self { handle: Arc::new(Handle { core, completion, cancel_on_drop, process }) }
     }
 
     /// Waits until the job is over. May be called any number of times, from any thread.
@@ -83,7 +89,7 @@ impl Job {
     /// Whether the job is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.handle.core.result().is_some()
+        self.handle.core.is_over()
     }
 
     /// Asks the job to stop: every worker stops after the chunk it holds (about 1 ms). What was not
@@ -113,7 +119,7 @@ impl Job {
     /// need not be read. [`wait`](Job::wait) then returns at once.
     #[must_use]
     pub fn completion_fd(&self) -> BorrowedFd<'_> {
-        self.handle.core.completion().as_fd()
+        self.handle.completion.as_fd()
     }
 }
 

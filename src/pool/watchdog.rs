@@ -1,5 +1,6 @@
 //! Who looks after jobs that nobody waits for: deadlines, and workers that are stuck in a page fault.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
@@ -15,8 +16,9 @@ pub(crate) struct Watchdog {
 
 #[derive(Debug, Default)]
 struct Watch {
-    /// When to look at which job; in no order.
-    appointments: Vec<(Instant, Weak<JobCore>)>,
+    /// When to look at which job; the number tells appointments of the same time apart.
+    appointments: BTreeMap<(Instant, u64), Weak<JobCore>>,
+    made: u64,
     /// How many there may be before those of jobs that are gone are struck out.
     tidy_at: usize,
     /// Workers that jobs ended without.
@@ -28,9 +30,11 @@ impl Warden for Watchdog {
     fn look_at(&self, job: Weak<JobCore>, when: Instant) {
         let mut watch = lock(&self.watch);
         let earliest = watch.earliest().is_none_or(|earliest| when < earliest);
-        watch.appointments.push((when, job));
+        watch.made += 1;
+        let number = watch.made;
+        watch.appointments.insert((when, number), job);
         if watch.appointments.len() > watch.tidy_at {
-            watch.appointments.retain(|(_, job)| job.strong_count() > 0);
+            watch.appointments.retain(|_, job| job.strong_count() > 0);
             watch.tidy_at = 2 * watch.appointments.len() + 64;
         }
         drop(watch);
@@ -47,7 +51,14 @@ impl Warden for Watchdog {
 
 impl Watch {
     fn earliest(&self) -> Option<Instant> {
-        self.appointments.iter().map(|(when, _)| *when).min()
+        self.appointments.first_key_value().map(|((when, _), _)| *when)
+    }
+
+    /// Takes out what is due.
+    fn due(&mut self, now: Instant) -> Vec<Weak<JobCore>> {
+        let is_due = |watch: &Self| watch.earliest().is_some_and(|when| when <= now);
+        let next = || is_due(self).then(|| self.appointments.pop_first()).flatten();
+        std::iter::from_fn(next).map(|(_, job)| job).collect()
     }
 }
 
@@ -58,9 +69,7 @@ impl Watchdog {
         while !watch.closing {
             let now = Instant::now();
             let stuck = std::mem::take(&mut watch.left_behind);
-            let (due, later): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut watch.appointments).into_iter().partition(|(when, _)| *when <= now);
-            watch.appointments = later;
+            let due = watch.due(now);
             if stuck.is_empty() && due.is_empty() {
                 watch = match watch.earliest() {
                     None => self.bell.wait(watch).unwrap_or_else(PoisonError::into_inner),
@@ -73,7 +82,7 @@ impl Watchdog {
             }
             drop(watch);
             stuck.into_iter().for_each(&mut replace);
-            for job in due.into_iter().filter_map(|(_, job)| job.upgrade()) {
+            for job in due.iter().filter_map(Weak::upgrade) {
                 if let Some(when) = job.tend(now) {
                     self.look_at(Arc::downgrade(&job), when);
                 }

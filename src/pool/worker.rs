@@ -116,7 +116,7 @@ impl Shift for Worker {
 
     /// What comes next: by priority, then by distance. If there is nothing: when to look again by oneself.
     fn find(&self) -> Result<(Task, Origin), Option<Instant>> {
-        for priority in Priority::ALL {
+        for &priority in Priority::ALL {
             if priority == Priority::Background {
                 // Asked once: who asked again for the time would be told "now" if it has come meanwhile, and
                 // sleep on what it did not look at.

@@ -51,8 +51,11 @@ pub fn assert_whole(calibration: &Calibration) {
             false => assert_eq!(choice.method, cpu.choose(choice.size_class, choice.reuse)),
         }
     }
-    let all: Vec<_> =
-        Reuse::ALL.into_iter().flat_map(|reuse| Concurrency::ALL.map(|all| (reuse, all))).collect();
+    let all: Vec<_> = Reuse::ALL
+        .iter()
+        .copied()
+        .flat_map(|reuse| Concurrency::ALL.iter().map(move |all| (reuse, *all)))
+        .collect();
     assert_eq!(classes.keys().copied().collect::<Vec<_>>(), all);
     for classes in classes.values() {
         assert_eq!(classes[..8], [1, 4, 16, 64, 256, 1024, 4096, 16_384].map(|pages| pages * PAGE));

@@ -189,7 +189,7 @@ fn rings_limit_the_classes() {
         let mut schedule = Schedule::new(&CLASSES, &METHODS, 2, rings);
         follow(&mut schedule, Duration::from_secs(1), |_, _, _| 50.0);
         let readings = schedule.readings();
-        Concurrency::ALL.map(|concurrency| {
+        [Concurrency::One, Concurrency::All].map(|concurrency| {
             let of = readings.iter().filter(|read| read.situation.concurrency == concurrency);
             of.map(|read| read.size_class).max().unwrap_or(0)
         })

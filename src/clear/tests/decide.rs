@@ -184,7 +184,7 @@ fn soon_is_never_non_temporal() {
 fn all_of_one_worker_are_one() {
     let readings = read(COLD, 64 * KIB, &[(Method::Movnti, 9.0), (Method::RepStosb, 5.0)]);
     let alone = Measurement { workers: 1, readings: readings.clone(), ..nothing() }.decide();
-    for concurrency in Concurrency::ALL {
+    for &concurrency in Concurrency::ALL {
         let choice = alone.choice(64 * KIB, Reuse::Cold, concurrency).unwrap();
         assert_eq!(
             (choice.method, choice.reason, choice.gb_per_s),
