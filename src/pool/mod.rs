@@ -11,6 +11,8 @@ mod register;
 mod shared;
 mod sleep;
 mod staff;
+#[cfg(test)]
+mod tests;
 mod watchdog;
 mod worker;
 

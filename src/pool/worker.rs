@@ -254,9 +254,9 @@ fn run_caught(work: impl FnOnce()) {
 }
 
 /// The queues of one priority, as the machine wants to see them.
-struct LaneOf<'w> {
-    worker: &'w Worker,
-    lane: usize,
+pub(super) struct LaneOf<'w> {
+    pub(super) worker: &'w Worker,
+    pub(super) lane: usize,
 }
 
 impl LaneOf<'_> {

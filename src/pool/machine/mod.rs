@@ -16,4 +16,4 @@ pub(crate) use quiet::Quiet;
 pub(crate) use throttle::Throttle;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

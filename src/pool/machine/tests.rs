@@ -173,7 +173,7 @@ impl Queues for Loads {
 }
 
 /// Three nodes with four CPUs each; node 4 is nearer to node 0 than node 2 is.
-fn three_crews() -> Topology {
+pub(in crate::pool) fn three_crews() -> Topology {
     topology(&[(0, "0-3", "10 30 20"), (2, "4-7", "30 10 25"), (4, "8-11", "20 25 10")])
 }
 

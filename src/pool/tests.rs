@@ -1,0 +1,129 @@
+//! The machine's decisions as the threads carry them out, on a machine of three nodes that is made up: its memory
+//! is nowhere, and its CPUs need not be here.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use super::machine::tests::three_crews;
+use super::machine::{Grain, Origin, Queues};
+use super::sleep::Shift;
+use super::worker::{LaneOf, Worker};
+use super::*;
+use crate::job::{Cause, Piece, Prepared};
+
+const SMALL: u64 = 4 << 30;
+const BIG: u64 = 64 << 30;
+
+/// A small region on node 2, a big one on node 0. Everybody waits with the first chunk in hand until the worker
+/// that node 2 lends has come to the big one; it does not wait.
+#[derive(Debug, Default)]
+struct WaitsForHelp {
+    seen: Mutex<Seen>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    done_of_small: u64,
+    helped: bool,
+}
+
+impl Work for WaitsForHelp {
+    fn prepare(&self, chunk: Extent) -> Result<Prepared, Cause> {
+        Ok(Prepared { node: Some(NodeId(if chunk.region == 0 { 2 } else { 0 })), ..Prepared::default() })
+    }
+
+    fn perform(&self, chunk: Extent, _: &Prepared) -> Result<Vec<Piece>, Cause> {
+        let mut seen = lock(&self.seen);
+        let is_lent = thread::current().name() == Some("vmz-n2-w1");
+        if is_lent && chunk.region == 1 && seen.done_of_small < SMALL / 2 {
+            seen.helped = true;
+            self.changed.notify_all();
+        }
+        if !is_lent {
+            let waits = |seen: &mut Seen| !seen.helped;
+            // Not for ever: the test is to fail, not to hang.
+            seen = self.changed.wait_timeout_while(seen, Duration::from_secs(10), waits).unwrap().0;
+        }
+        seen.done_of_small += if chunk.region == 0 { chunk.len } else { 0 };
+        Ok(vec![Piece::erased(chunk, None)])
+    }
+}
+
+#[test]
+fn a_place_helps_another_before_its_own_work_is_done() {
+    let crew = Crew::new(None);
+    let settings = Settings {
+        workers_per_node: 4,
+        locality: Locality::PreferLocal,
+        chunk: CHUNK,
+        background_rate: None,
+        small: 0,
+        crew,
+    };
+    let pool = Pool::start(&three_crews(), settings).unwrap();
+    assert_eq!(pool.workers(), 12);
+    let region = |len, node| WorkRegion { address: 0, len, node: Some(NodeId(node)), page: 4096 };
+    let work = Arc::new(WaitsForHelp::default());
+    let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
+    let job = pool
+        .submit(Arc::clone(&work) as Arc<dyn Work>, vec![region(SMALL, 2), region(BIG, 0)], terms)
+        .unwrap();
+    let report = job.wait_until(None).unwrap().unwrap();
+    assert!(report.is_all_zero());
+    assert_eq!(report.erased_bytes, SMALL + BIG);
+    assert!(lock(&work.seen).helped, "node 2 kept all its workers while node 0 was far behind");
+    let waiting = (0..3).flat_map(|place| (0..LANES).map(move |lane| (place, lane)));
+    for (place, lane) in waiting {
+        assert_eq!(pool.shared.waiting(place, lane), 0, "what was queued has been taken: {place}, {lane}");
+    }
+}
+
+/// Work that is done as soon as it is asked for.
+#[derive(Debug)]
+struct Done;
+
+impl Work for Done {
+    fn prepare(&self, _: Extent) -> Result<Prepared, Cause> {
+        Ok(Prepared::default())
+    }
+
+    fn perform(&self, chunk: Extent, _: &Prepared) -> Result<Vec<Piece>, Cause> {
+        Ok(vec![Piece::erased(chunk, None)])
+    }
+}
+
+#[test]
+fn what_is_taken_from_a_place_that_is_behind_goes_back_there_but_for_a_chunk() {
+    const LANE: usize = Priority::Normal as usize;
+    let topology = three_crews();
+    let plan = Plan::new(&topology, &Plan::wanted(&topology, 4), Locality::PreferLocal);
+    let deques: Vec<Deques> =
+        plan.workers().iter().map(|_| std::array::from_fn(|_| Deque::new_lifo())).collect();
+    let stealers = deques.iter().map(|lanes| std::array::from_fn(|lane| lanes[lane].stealer())).collect();
+    let shared = Arc::new(Shared::new(plan, stealers, None));
+    let region = WorkRegion { address: 0, len: BIG, node: Some(NodeId(2)), page: 4096 };
+    let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
+    let job = JobCore::new(Arc::new(Done), vec![region], terms, Surroundings::default()).unwrap();
+    let worker = Worker {
+        shared: Arc::clone(&shared),
+        index: 0,
+        home: 0,
+        deques: deques.into_iter().next().unwrap(),
+        grain: std::cell::Cell::new(Grain::new(CHUNK)),
+        quiet: Default::default(),
+    };
+    let extent = Extent { region: 0, start: 0, len: BIG };
+    let task = || Task { job: Arc::clone(&job), extent, believed: Some(NodeId(2)), stolen: false };
+    worker.execute((task(), Origin::Behind(1)));
+    assert_eq!(job.progress().done_bytes, CHUNK);
+    assert_eq!([0, 1, 2].map(|place| shared.waiting(place, LANE)), [0, BIG - CHUNK, 0]);
+    let mut lane = LaneOf { worker: &worker, lane: LANE };
+    assert!(!lane.has_own() && lane.pop_own().is_none());
+    assert_eq!(lane.take_from_node(1).unwrap().extent, Extent { start: BIG / 2, len: BIG / 2, ..extent });
+    assert_eq!(shared.waiting(1, LANE), BIG / 2 - CHUNK);
+    // Of what it robs it keeps the rest.
+    worker.execute((task(), Origin::Robbed(1)));
+    assert_eq!([0, 1, 2].map(|place| shared.waiting(place, LANE)), [BIG - CHUNK, BIG / 2 - CHUNK, 0]);
+    assert!(LaneOf { worker: &worker, lane: LANE }.has_own());
+}
