@@ -51,7 +51,6 @@ pub struct Stuck {
 struct Task {
     extent: Extent,
     believed: Option<NodeId>,
-    stolen: bool,
 }
 
 /// What happens to a worker, or to the memory of a node.
@@ -92,15 +91,15 @@ struct Worker {
 struct Lane {
     injectors: Vec<VecDeque<Task>>,
     deques: Vec<VecDeque<Task>>,
-    /// How many tasks came to each place.
+    /// How many tasks have come to each place, and how many bytes wait there.
     arrivals: Vec<u64>,
     waiting: Vec<u64>,
-    homes: Vec<Place>,
 }
 
 /// A lane as one worker sees it; counts its looks.
 struct LaneOf<'l> {
     lane: &'l mut Lane,
+    plan: &'l Plan,
     own: usize,
     looks: &'l Cell<usize>,
 }
@@ -122,7 +121,7 @@ impl Queues for LaneOf<'_> {
     fn pop_own(&mut self) -> Option<Task> {
         self.count();
         let task = self.lane.deques[self.own].pop_back();
-        self.took(self.lane.homes[self.own], task)
+        self.took(self.plan.workers()[self.own], task)
     }
 
     fn take_from_node(&mut self, node: Place) -> Option<Task> {
@@ -134,7 +133,7 @@ impl Queues for LaneOf<'_> {
     fn rob(&mut self, victim: usize) -> Option<Task> {
         self.count();
         let task = self.lane.deques[victim].pop_front();
-        self.took(self.lane.homes[victim], task)
+        self.took(self.plan.workers()[victim], task)
     }
 
     fn has_own(&self) -> bool {
@@ -185,7 +184,6 @@ pub fn clear(
         deques: vec![VecDeque::new(); numbers],
         arrivals: vec![0; places],
         waiting: vec![0; places],
-        homes: plan.workers().to_vec(),
     };
     let at_home = host.workers.iter().zip(plan.workers());
     let workers: Vec<Worker> = at_home
@@ -247,7 +245,7 @@ impl Pool<'_> {
         for (index, (len, believed)) in self.layout.regions().enumerate() {
             let extent = Extent { region: index as u32, start: 0, len };
             let place = believed.map_or(index % places, |node| self.plan.place_for(node));
-            self.send(place, Task { extent, believed, stolen: false }, 0.0);
+            self.send(place, Task { extent, believed }, 0.0);
         }
     }
 
@@ -296,12 +294,16 @@ impl Pool<'_> {
                 looks.set(looks.get() + arrivals.len());
                 arrivals.iter().sum()
             };
-            let mut seen = LaneOf { lane, own: worker, looks: &looks };
+            let mut seen = LaneOf { lane, plan: self.plan, own: worker, looks: &looks };
             let found = self.workers[worker].quiet[number].look(count, || self.plan.next(worker, &mut seen));
             lane.arrivals = arrivals;
             cost += looks.get() as f64 * self.settings.look;
             if let Some(found) = found {
-                cost += if matches!(found.1, Origin::Robbed(_)) { self.settings.steal } else { 0.0 };
+                cost += if matches!(found.1, Origin::Robbed(_) | Origin::Behind(_)) {
+                    self.settings.steal
+                } else {
+                    0.0
+                };
                 return (Ok(found), cost);
             }
         }
@@ -345,19 +347,17 @@ impl Pool<'_> {
 
     /// `Worker::execute`, up to the look at where the chunk lies.
     fn takes(&mut self, worker: usize, now: f64) {
-        let Some(Task { extent, believed, .. }) = self.workers[worker].task else { return };
+        let Some(Task { extent, believed }) = self.workers[worker].task else { return };
         let Worker { grain, origin, home, .. } = self.workers[worker];
-        let stolen = matches!(origin, Origin::Robbed(_) | Origin::Behind(_));
-        if matches!(origin, Origin::Behind(_)) {
-            self.run.helps += 1;
-        }
-        if let Origin::Robbed(victim) = origin {
-            self.run.stole(self.plan.workers().get(victim) == Some(&home));
+        match origin {
+            Origin::Behind(_) => self.run.helped_out += 1,
+            Origin::Robbed(victim) => self.run.stole(self.plan.workers()[victim] == home),
+            Origin::Own | Origin::Node(_) => {}
         }
         let background = self.settings.lane == BACKGROUND;
         let limit = if background { self.throttle.longest_chunk() } else { None };
         let chunk = extent.split_to_cell(grain.next(limit), |far| {
-            let task = Task { extent: far, believed, stolen };
+            let task = Task { extent: far, believed };
             match origin {
                 Origin::Behind(place) => self.send(place, task, now),
                 _ => self.offer(worker, task, now),
@@ -374,7 +374,7 @@ impl Pool<'_> {
             Some(_) => Event::Sends(worker),
             None => Event::Stores(worker),
         };
-        self.workers[worker].task = Some(Task { extent: chunk, believed, stolen });
+        self.workers[worker].task = Some(Task { extent: chunk, believed });
         self.agenda.enter(at, next);
     }
 

@@ -13,11 +13,12 @@ pub struct Run {
     pub local_bytes: u64,
     pub remote_bytes: u64,
     pub chunks: u64,
-    /// Tasks from deques of workers of the same node, and of other nodes.
+    /// Tasks from deques of workers of the same node, and of other nodes when there was no work at home.
     pub steals_near: u64,
     pub steals_far: u64,
+    /// Chunks that a worker did at another place although there was work at its own.
+    pub helped_out: u64,
     pub wakes: u64,
-    pub helps: u64,
     /// Chunks found on another node than was believed.
     pub sent_home: u64,
     /// When each node's last byte was settled, as the topology lists the nodes; `None` for those without.
@@ -36,8 +37,8 @@ impl Run {
             chunks: 0,
             steals_near: 0,
             steals_far: 0,
+            helped_out: 0,
             wakes: 0,
-            helps: 0,
             sent_home: 0,
             finished: vec![None; nodes],
         }

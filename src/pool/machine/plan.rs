@@ -37,7 +37,8 @@ pub(crate) enum Origin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Locality {
-    /// A worker serves its own node first and helps others, the nearest first, when it finds nothing there.
+    /// A worker serves its own node first and helps others, the nearest first, when it finds nothing there. A
+    /// node with four workers or more also lends one of them to a near node that is far behind.
     #[default]
     PreferLocal,
     /// A worker serves its own node only, and the nodes without CPUs that it is nearest to. Memory whose node
