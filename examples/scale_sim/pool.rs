@@ -369,7 +369,6 @@ impl Pool<'_> {
         let found = self.host.id(self.layout.node_of(chunk.region, chunk.start));
         // Claimed, and either handed back or confirmed.
         let at = self.pass_the_books(now, 2);
-        self.workers[worker].begun = now;
         let next = match self.plan.belongs_elsewhere(home, believed, Some(found)) {
             Some(_) => Event::Sends(worker),
             None => Event::Stores(worker),
@@ -385,7 +384,6 @@ impl Pool<'_> {
             self.run.sent_home += 1;
             self.send(place, Task { believed: found, ..task }, now);
         }
-        self.learn(worker, task.extent.len, now);
         self.looks(worker, now);
     }
 
@@ -393,6 +391,7 @@ impl Pool<'_> {
         let Some(task) = self.workers[worker].task else { return };
         let node = self.layout.node_of(task.extent.region, task.extent.start);
         let pace = self.host.pace(self.host.workers[worker], node);
+        self.workers[worker].begun = now;
         self.memories[node].begin(now, worker, pace, task.extent.len);
         self.expect(node);
     }
@@ -401,16 +400,12 @@ impl Pool<'_> {
         let Some(worker) = self.memories[node].finish(now, version) else { return };
         self.expect(node);
         let Some(task) = self.workers[worker].task.take() else { return };
+        let took = since_submission((now - self.workers[worker].begun).max(0.0));
+        self.workers[worker].grain.learn(task.extent.len, took);
         let settled = self.pass_the_books(now, 1);
         self.left -= task.extent.len;
         self.run.cleared(node, self.host.workers[worker].node == node, task.extent.len, settled);
-        self.learn(worker, task.extent.len, settled);
         self.agenda.enter(settled, Event::Looks(worker));
-    }
-
-    fn learn(&mut self, worker: usize, bytes: u64, now: f64) {
-        let worker = &mut self.workers[worker];
-        worker.grain.learn(bytes, since_submission((now - worker.begun).max(0.0)));
     }
 
     fn expect(&mut self, node: usize) {

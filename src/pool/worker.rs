@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam::deque::Worker as Deque;
 
@@ -35,10 +35,16 @@ pub(super) trait Hands {
         Some(claim.prepare())
     }
 
-    /// Takes one chunk from claim to settlement.
+    /// Learns from a chunk of `bytes` that took so long.
+    fn learn(&self, bytes: u64, took: Duration);
+
+    /// Takes one chunk from claim to settlement. What it takes to make it ready and to do it is learnt from; not
+    /// what others take with the books of the job: if they are in each other's way there, shorter chunks put
+    /// more of them there.
     fn work_on(&self, task: Task) {
         let Task { job, extent: chunk, believed, stolen } = task;
         let Some(claim) = job.claim(chunk, self.hand(stolen)) else { return };
+        let begun = Instant::now();
         let prepared = match self.prepare(&claim) {
             Some(Ok(prepared)) => prepared,
             None => {
@@ -57,6 +63,7 @@ pub(super) trait Hands {
                 return self.work_on(Task { job, extent: near, believed, stolen });
             }
         };
+        let to_prepare = begun.elapsed();
         let found = prepared.node.filter(|_| !prepared.made_present);
         if let Some(place) = self.elsewhere(believed, found) {
             // First let go of, then queued: an extent has one holder at a time.
@@ -66,7 +73,10 @@ pub(super) trait Hands {
         if !claim.confirm() {
             return claim.hand_back();
         }
-        match claim.perform(&prepared) {
+        let begun = Instant::now();
+        let performed = claim.perform(&prepared);
+        self.learn(chunk.len, to_prepare + begun.elapsed());
+        match performed {
             Ok(pieces) => claim.settle(pieces, prepared.node),
             Err(cause) => claim.fail(cause),
         }
@@ -145,8 +155,7 @@ impl Shift for Worker {
         let stolen = stolen || matches!(origin, Origin::Robbed(_) | Origin::Behind(_));
         let background = job.priority() == Priority::Background;
         let limit = if background { self.shared.longest_background_chunk() } else { None };
-        let mut grain = self.grain.get();
-        let chunk = extent.split_to_cell(grain.next(limit), |far| {
+        let chunk = extent.split_to_cell(self.grain.get().next(limit), |far| {
             let task = Task { job: Arc::clone(&job), extent: far, believed, stolen };
             match origin {
                 Origin::Behind(place) => self.send(place, task),
@@ -156,10 +165,7 @@ impl Shift for Worker {
         if background {
             self.shared.pay_for(chunk.len);
         }
-        let begun = Instant::now();
         run_caught(|| self.work_on(Task { job, extent: chunk, believed, stolen }));
-        grain.learn(chunk.len, begun.elapsed());
-        self.grain.set(grain);
     }
 }
 
@@ -181,6 +187,12 @@ impl Hands for Worker {
         self.shared.plan.belongs_elsewhere(self.home, believed, found)
     }
 
+    fn learn(&self, bytes: u64, took: Duration) {
+        let mut grain = self.grain.get();
+        grain.learn(bytes, took);
+        self.grain.set(grain);
+    }
+
     fn send(&self, place: Place, task: Task) {
         self.shared.send(place, task);
     }
@@ -193,26 +205,30 @@ pub(super) struct Caller {
     /// Whether there are workers for what the caller would have to wait for.
     may_leave: bool,
     has_left: Cell<bool>,
+    grain: Cell<Grain>,
 }
 
 impl Caller {
     /// Works on the tasks (the last one first) until none is left; or until a chunk would have to be waited for,
     /// if it `may_leave` that: what is left then is returned. Chunks of `most` bytes at most.
     pub(super) fn work(node: Option<NodeId>, tasks: Vec<Task>, most: u64, may_leave: bool) -> Vec<Task> {
-        let caller = Self { node, tasks: RefCell::new(tasks), may_leave, has_left: Cell::new(false) };
-        let mut grain = Grain::new(most);
+        let caller = Self {
+            node,
+            tasks: RefCell::new(tasks),
+            may_leave,
+            has_left: Cell::new(false),
+            grain: Cell::new(Grain::new(most)),
+        };
         while !caller.has_left.get() {
             let task = caller.tasks.borrow_mut().pop();
             let Some(Task { job, extent, believed, stolen }) = task else { break };
             if !job.is_running() {
                 continue;
             }
-            let chunk = extent.split_to_cell(grain.next(None), |far| {
+            let chunk = extent.split_to_cell(caller.grain.get().next(None), |far| {
                 caller.offer(Task { job: Arc::clone(&job), extent: far, believed, stolen });
             });
-            let begun = Instant::now();
             run_caught(|| caller.work_on(Task { job, extent: chunk, believed, stolen }));
-            grain.learn(chunk.len, begun.elapsed());
         }
         caller.tasks.into_inner()
     }
@@ -233,6 +249,12 @@ impl Hands for Caller {
 
     fn send(&self, _place: Place, task: Task) {
         self.offer(task);
+    }
+
+    fn learn(&self, bytes: u64, took: Duration) {
+        let mut grain = self.grain.get();
+        grain.learn(bytes, took);
+        self.grain.set(grain);
     }
 
     fn prepare(&self, claim: &Claim) -> Option<Result<Prepared, Cause>> {
