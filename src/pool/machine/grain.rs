@@ -34,7 +34,7 @@ impl Grain {
         if took > Self::TARGET {
             self.bytes = (self.bytes / 2).max(Self::LEAST);
         } else if bytes >= self.bytes && took < Self::TARGET / 4 {
-            self.bytes = (self.bytes * 2).min(self.most);
+            self.bytes = self.bytes.saturating_mul(2).min(self.most);
         }
     }
 }

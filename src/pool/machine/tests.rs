@@ -4,10 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fs;
 
-use proptest::prelude::*;
+mod cover;
+mod grain;
+mod throttle;
 
 use super::*;
-use crate::extent::Extent;
 use crate::topology::{NodeId, Topology};
 
 /// A topology with nodes of (id, CPUs, distances).
@@ -265,113 +266,4 @@ fn a_misplaced_chunk_is_sent_once() {
     assert_eq!(elsewhere(2, None, Some(4)), None, "it is here already");
     assert_eq!(elsewhere(0, Some(2), None), None, "nobody knows");
     assert_eq!(elsewhere(0, None, Some(99)), None, "an unknown node is served by the first place");
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Task {
-    extent: Extent,
-    believed: Option<NodeId>,
-}
-
-/// Every worker's queues; `own` says whose turn it is.
-struct Model {
-    injectors: Vec<VecDeque<Task>>,
-    deques: Vec<RefCell<VecDeque<Task>>>,
-    homes: Vec<Place>,
-    own: usize,
-}
-
-impl Queues for Model {
-    type Task = Task;
-
-    fn pop_own(&mut self) -> Option<Task> {
-        self.deques[self.own].borrow_mut().pop_back()
-    }
-
-    fn take_from_node(&mut self, node: Place) -> Option<Task> {
-        self.injectors[node].pop_front()
-    }
-
-    fn rob(&mut self, victim: usize) -> Option<Task> {
-        assert_ne!(victim, self.own, "nobody robs itself");
-        self.deques[victim].borrow_mut().pop_front()
-    }
-
-    fn has_own(&self) -> bool {
-        !self.deques[self.own].borrow().is_empty()
-    }
-
-    /// As if a chunk were a gigabyte, so that places fall behind.
-    fn waiting(&self, place: Place) -> u64 {
-        let of_crew = self.deques.iter().zip(&self.homes).filter(|(_, home)| **home == place);
-        let in_deques =
-            of_crew.map(|(deque, _)| deque.borrow().iter().map(|task| task.extent.len).sum::<u64>());
-        let in_queue: u64 = self.injectors[place].iter().map(|task| task.extent.len).sum();
-        (in_queue + in_deques.sum::<u64>()) * ((1 << 30) / GRAIN)
-    }
-}
-
-const GRAIN: u64 = 64;
-
-proptest! {
-    /// Workers take turns in any order; chunks lie on any node, whatever was believed. Each byte comes to
-    /// exactly one worker, misplaced chunks travel once, and an owner's chunks ascend.
-    #[test]
-    fn each_byte_once_in_any_order(
-        regions in prop::collection::vec((1u64..40 * GRAIN, prop::option::of(0usize..3)), 1..5),
-        turns in prop::collection::vec(0usize..12, 1..200),
-        salt in any::<u64>(),
-    ) {
-        let plan = plan_of(&three_crews(), 8);
-        let nodes = [NodeId(0), NodeId(2), NodeId(4)];
-        let mut model = Model {
-            injectors: vec![VecDeque::new(); plan.homes().len()],
-            deques: plan.workers().iter().map(|_| RefCell::default()).collect(),
-            homes: plan.workers().to_vec(),
-            own: 0,
-        };
-        for (number, (len, believed)) in (0..).zip(&regions) {
-            let believed = believed.map(|node| nodes[node]);
-            let place = believed.map_or(number as usize % 3, |node| plan.place_for(node));
-            model.injectors[place].push_back(Task { extent: Extent { region: number, start: 0, len: *len }, believed });
-        }
-        let mut seen: Vec<Vec<u8>> = regions.iter().map(|(len, _)| vec![0; *len as usize]).collect();
-        let mut sent = std::collections::BTreeSet::new();
-        // After the turns of the test everybody has one until nobody finds anything.
-        let rest = (0..plan.workers().len()).cycle();
-        let mut idle = 0;
-        for worker in turns.into_iter().chain(rest) {
-            model.own = worker;
-            let Some((task, origin)) = plan.next(worker, &mut model) else {
-                idle += 1;
-                if idle > plan.workers().len() {
-                    break;
-                }
-                continue;
-            };
-            idle = 0;
-            let chunk = task.extent.split_to_cell(GRAIN, |far| {
-                match origin {
-                    Origin::Behind(place) => model.injectors[place].push_back(Task { extent: far, ..task }),
-                    _ => model.deques[worker].borrow_mut().push_back(Task { extent: far, ..task }),
-                }
-            });
-            // The near end of the owner's deque is what follows the chunk.
-            let is_cut = chunk.len < task.extent.len && !matches!(origin, Origin::Behind(_));
-            if let Some(next) = model.deques[worker].borrow().back().filter(|_| is_cut) {
-                prop_assert_eq!((next.extent.region, next.extent.start), (chunk.region, chunk.end()));
-            }
-            let lies = (chunk.start / GRAIN).wrapping_add(salt >> chunk.region) % 4;
-            let found = nodes.get(lies as usize).copied();
-            if let Some(place) = plan.belongs_elsewhere(plan.workers()[worker], task.believed, found) {
-                prop_assert!(sent.insert((chunk.region, chunk.start)), "sent twice: {:?}", chunk);
-                model.injectors[place].push_back(Task { extent: chunk, believed: found });
-                continue;
-            }
-            for byte in &mut seen[chunk.region as usize][chunk.start as usize..chunk.end() as usize] {
-                *byte += 1;
-            }
-        }
-        prop_assert!(seen.iter().flatten().all(|times| *times == 1));
-    }
 }

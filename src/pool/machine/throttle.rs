@@ -6,6 +6,10 @@ use std::time::Duration;
 /// begun, whatever is in the bucket then, as long as that is something: the bucket may go into debt, and
 /// nothing begins until the debt is paid. So the rate holds over time, whatever the length of a chunk.
 ///
+/// It holds while the rate is changed, too: in any window no more is begun than what comes in at the highest rate
+/// in it, what the bucket holds, and a chunk of each worker. For a debt is waited for at one of these rates at
+/// least: a higher one shortens the wait to what the debt takes at it, a lower one does not lengthen it.
+///
 /// Times are since any moment that stays the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Throttle {
@@ -14,6 +18,8 @@ pub(crate) struct Throttle {
     /// Bytes, below zero while in debt.
     balance: f64,
     filled: Duration,
+    /// When the debt is paid.
+    open: Duration,
 }
 
 impl Throttle {
@@ -21,39 +27,39 @@ impl Throttle {
     const DEPTH: Duration = Duration::from_millis(5);
 
     pub(crate) fn new(rate: Option<u64>) -> Self {
-        Self { rate, balance: 0.0, filled: Duration::ZERO }
+        Self { rate, balance: 0.0, filled: Duration::ZERO, open: Duration::ZERO }
     }
 
     pub(crate) fn rate(&self) -> Option<u64> {
         self.rate
     }
 
-    /// Changes the rate. Debts made at another rate are forgiven.
+    /// Changes the rate. Nobody waits the longer for it, except for a rate of 0.
     pub(crate) fn set_rate(&mut self, rate: Option<u64>, now: Duration) {
-        *self = Self { rate, balance: 0.0, filled: now };
+        self.fill(now);
+        self.rate = rate;
+        self.open = self.open.min(now.saturating_add(self.time_of(-self.balance)));
     }
 
     /// When the next chunk may begin: now (`Ok`), or at a time, or (`None`) not before the rate is changed.
     pub(crate) fn ask(&mut self, now: Duration) -> Result<(), Option<Duration>> {
-        let Some(rate) = self.rate else { return Ok(()) };
-        if rate == 0 {
-            return Err(None);
+        match self.rate {
+            None => Ok(()),
+            Some(0) => Err(None),
+            Some(_) if now >= self.open => Ok(()),
+            Some(_) => Err(Some(self.open)),
         }
-        self.fill(rate, now);
-        if self.balance >= 0.0 {
-            return Ok(());
-        }
-        let wait = Duration::try_from_secs_f64(-self.balance / rate as f64).unwrap_or(Duration::MAX);
-        // A little more, so that whoever comes then finds the debt paid.
-        Err(Some(now.saturating_add(wait).saturating_add(Duration::from_micros(1))))
     }
 
     /// Pays for a chunk that begins.
     pub(crate) fn pay(&mut self, bytes: u64, now: Duration) {
-        if let Some(rate) = self.rate {
-            self.fill(rate, now);
-            self.balance -= bytes as f64;
+        if self.rate.is_none() {
+            return;
         }
+        self.fill(now);
+        let debt = bytes as f64 - self.balance.max(0.0);
+        self.balance -= bytes as f64;
+        self.open = self.open.max(now).saturating_add(self.time_of(debt));
     }
 
     /// The longest chunk that keeps the rate even, in bytes: what comes in while the bucket fills.
@@ -61,10 +67,22 @@ impl Throttle {
         self.rate.map(|rate| (rate as f64 * Self::DEPTH.as_secs_f64()) as u64)
     }
 
-    fn fill(&mut self, rate: u64, now: Duration) {
-        let passed = now.saturating_sub(self.filled).as_secs_f64();
-        let depth = rate as f64 * Self::DEPTH.as_secs_f64();
-        self.balance = (self.balance + passed * rate as f64).min(depth);
+    /// How long so many bytes take to come in.
+    fn time_of(&self, bytes: f64) -> Duration {
+        match self.rate {
+            _ if bytes <= 0.0 => Duration::ZERO,
+            Some(rate) => Duration::try_from_secs_f64(bytes / rate as f64).unwrap_or(Duration::MAX),
+            None => Duration::ZERO,
+        }
+    }
+
+    fn fill(&mut self, now: Duration) {
+        let rate = self.rate.unwrap_or(0) as f64;
+        let came = now.saturating_sub(self.filled).as_secs_f64() * rate;
+        self.balance = (self.balance + came).min(rate * Self::DEPTH.as_secs_f64());
+        if now >= self.open {
+            self.balance = self.balance.max(0.0);
+        }
         self.filled = self.filled.max(now);
     }
 }
