@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The modules of a variant, and their files from the library's root.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("tally", "src/job/tally.rs"),
     ("course", "src/job/course.rs"),
     ("token", "src/job/token.rs"),
     ("sleep", "src/pool/sleep.rs"),
     ("register", "src/pool/register.rs"),
+    ("quiet", "src/pool/machine/quiet.rs"),
     ("guest", "tests/loom/src/models/guest.rs"),
     ("completion", "tests/loom/src/models/completion.rs"),
     ("cancel", "tests/loom/src/models/cancel.rs"),
@@ -23,7 +24,7 @@ const FILES: [(&str, &str); 11] = [
 type Edit = (&'static str, &'static str, &'static str);
 
 /// What is taken away from the library, or from what the models assume of its callers.
-const BROKEN: [(&str, &[Edit]); 21] = [
+const BROKEN: [(&str, &[Edit]); 23] = [
     // A job's course.
     ("without_the_fence", &[("guest", "    fence();\n", "    drop(fence);\n")]),
     (
@@ -107,6 +108,24 @@ const BROKEN: [(&str, &[Edit]); 21] = [
     (
         "left_in_silence",
         &[("sleep", "        self.pass_wake_on();\n    }\n\n    fn rest", "    }\n\n    fn rest")],
+    ),
+    (
+        "counted_after_the_look",
+        &[
+            ("quiet", "            let before = arrivals();\n", ""),
+            ("quiet", "let found = look();\n", "let found = look();\n            let before = arrivals();\n"),
+        ],
+    ),
+    (
+        "counted_before_it_is_queued",
+        &[
+            ("parking", "        self.tasks.push(task);\n", ""),
+            (
+                "parking",
+                "fetch_add(1, Ordering::Release);\n",
+                "fetch_add(1, Ordering::Release);\n        self.tasks.push(task);\n",
+            ),
+        ],
     ),
     // The service's drop.
     (

@@ -3,6 +3,7 @@
 #![cfg(not(test))]
 #![allow(
     dead_code,
+    unused_imports,
     unused_mut,
     clippy::arc_with_non_send_sync,
     clippy::duplicate_mod,

@@ -44,6 +44,8 @@ holds! {
     a_worker_that_does_not_come_back: None, cancel::a_worker_that_does_not_come_back;
 
     one_worker_and_one_task: None, parking::one_worker_and_one_task;
+    one_worker_that_remembers: None, parking::one_worker_that_remembers;
+    two_workers_that_remember: Some(2), parking::two_workers_that_remember;
     two_workers_and_two_tasks: Some(3), parking::two_workers_and_two_tasks;
     two_submitters: Some(2), parking::two_submitters;
     two_nodes: Some(3), parking::two_nodes;
@@ -77,6 +79,8 @@ breaks! {
     woken_twice: Some(2), parking::two_nodes, FOR_EVER;
     wakes_are_not_passed_on: Some(2), parking::a_task_found_instead_of_another, FOR_EVER;
     naps_that_stay_idle: Some(2), parking::a_nap_until_the_rate_allows_it, FOR_EVER;
+    counted_after_the_look: Some(2), parking::one_worker_that_remembers, FOR_EVER;
+    counted_before_it_is_queued: Some(2), parking::one_worker_that_remembers, FOR_EVER;
     left_in_silence: Some(2), parking::a_worker_that_was_replaced, FOR_EVER;
 
     entered_without_the_lock: Some(2), closing::submit_against_drop, FOR_EVER;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use loom::sync::mpsc;
 use loom::thread::{self, JoinHandle};
 
+use super::quiet::Quiet;
 use super::sleep::{Dormitory, Shift};
 use crate::sync::{AtomicBool, AtomicUsize, Instant, Ordering};
 
@@ -33,10 +34,11 @@ impl Tasks {
     }
 }
 
-/// Two nodes of a pool, with their tasks in one queue.
+/// Two nodes of a pool, with their tasks in one queue, each in a lane of its own.
 #[derive(Debug)]
 struct Nodes {
     tasks: Tasks,
+    arrivals: [AtomicUsize; 2],
     dormitories: [Dormitory; 2],
     /// The last task may not be begun before that.
     open: Instant,
@@ -45,13 +47,21 @@ struct Nodes {
 impl Nodes {
     fn new(open: Duration) -> Arc<Self> {
         let open = Instant::now() + open;
-        Arc::new(Self { tasks: Tasks::new(), dormitories: [Dormitory::default(), Dormitory::default()], open })
+        let arrivals = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        let dormitories = [Dormitory::default(), Dormitory::default()];
+        Arc::new(Self { tasks: Tasks::new(), arrivals, dormitories, open })
     }
 
     /// The way of a task that is near to the first node.
     fn submit(&self, task: usize) {
-        self.tasks.push(task);
+        self.queue(task);
         self.wake_near(0);
+    }
+
+    fn queue(&self, task: usize) {
+        self.tasks.push(task);
+        // Looked at by workers that remember.
+        self.arrivals[task].fetch_add(1, Ordering::Release);
     }
 
     fn wake_near(&self, node: usize) {
@@ -63,6 +73,8 @@ impl Nodes {
 struct Worker {
     nodes: Arc<Nodes>,
     home: usize,
+    /// What it remembers of the lanes, where the model has so many steps to spare.
+    quiet: Option<[Cell<Quiet>; 2]>,
     took: Cell<bool>,
     to_leave: Arc<AtomicBool>,
     /// Hears of each task that was begun.
@@ -72,7 +84,7 @@ struct Worker {
 impl Worker {
     fn at(nodes: &Arc<Nodes>, home: usize) -> Self {
         let nodes = Arc::clone(nodes);
-        Self { nodes, home, took: Cell::new(false), to_leave: Arc::new(AtomicBool::new(false)), begun: None }
+        Self { nodes, home, quiet: None, took: Cell::new(false), to_leave: Arc::new(AtomicBool::new(false)), begun: None }
     }
 
     /// The loop of a worker without its leave.
@@ -93,13 +105,26 @@ impl Shift for Worker {
     }
 
     fn find(&self) -> Result<usize, Option<Instant>> {
-        if self.nodes.tasks.take(0) {
-            return Ok(0);
+        for lane in 0..2 {
+            if lane == 1 && Instant::now() < self.nodes.open {
+                return Err(Some(self.nodes.open));
+            }
+            let mut look = || self.nodes.tasks.take(lane).then_some(lane);
+            let found = match &self.quiet {
+                Some(remembered) => {
+                    let mut quiet = remembered[lane].get();
+                    let arrivals = || self.nodes.arrivals[lane].load(Ordering::Acquire) as u64;
+                    let found = quiet.look(arrivals, look);
+                    remembered[lane].set(quiet);
+                    found
+                }
+                None => look(),
+            };
+            if let Some(task) = found {
+                return Ok(task);
+            }
         }
-        if Instant::now() < self.nodes.open {
-            return Err(Some(self.nodes.open));
-        }
-        if self.nodes.tasks.take(1) { Ok(1) } else { Err(None) }
+        Err(None)
     }
 
     fn dormitory(&self) -> Option<&Dormitory> {
@@ -125,6 +150,27 @@ pub fn one_worker_and_one_task() {
     let worker = thread::spawn(move || worker.take_one());
     nodes.submit(0);
     worker.join().unwrap();
+}
+
+/// The same by a worker that does not look twice where nothing has come.
+pub fn one_worker_that_remembers() {
+    let nodes = Nodes::new(Duration::ZERO);
+    let worker = Worker { quiet: Some(Default::default()), ..Worker::at(&nodes, 0) };
+    let worker = thread::spawn(move || worker.take_one());
+    nodes.submit(0);
+    worker.join().unwrap();
+}
+
+/// And two of them.
+pub fn two_workers_that_remember() {
+    let nodes = Nodes::new(Duration::ZERO);
+    let workers = [0, 0].map(|home| {
+        let worker = Worker { quiet: Some(Default::default()), ..Worker::at(&nodes, home) };
+        thread::spawn(move || worker.take_one())
+    });
+    nodes.submit(0);
+    nodes.submit(1);
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
 
 /// Workers at these nodes, each of which takes one task.
@@ -168,7 +214,7 @@ pub fn two_nodes() {
 pub fn a_task_found_instead_of_another() {
     let nodes = Nodes::new(Duration::ZERO);
     // It came when both had looked for the first time, and were not idle yet.
-    nodes.tasks.push(0);
+    nodes.queue(0);
     let workers = [0, 1].map(|home| {
         let worker = Worker::at(&nodes, home);
         thread::spawn(move || {
