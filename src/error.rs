@@ -255,7 +255,7 @@ pub enum JobError {
         /// What is zero and what is not.
         report: Arc<Report>,
     },
-    /// Waited for in a child made by `fork`, where the workers do not exist.
+    /// Waited for in a child made by `fork`, where the workers do not exist, and not over before.
     #[error(
         "the job was submitted in process {submitted_in}; its forked child {waited_in} cannot wait for it"
     )]

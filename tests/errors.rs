@@ -302,6 +302,8 @@ fn a_forked_child_cannot_submit_or_wait() {
             Answer::AsAsked
         })
     };
+    let over = service.submit(ZeroRequest::new(&memory).ranges([])).unwrap();
+    all_zero(&over);
     let job = service.zero(&held_up, Intent::Teardown).unwrap();
     gate.wait_for_somebody();
     let parent = std::process::id();
@@ -323,7 +325,12 @@ fn a_forked_child_cannot_submit_or_wait() {
         let none = service.as_ref().is_some_and(|service| service.threads().is_empty());
         service.as_ref().unwrap().set_background_rate(Some(1));
         drop(service.take());
-        refused && waits && none
+        // What was over before the fork can be told.
+        refused
+            && waits
+            && none
+            && over.wait().is_ok()
+            && over.wait_timeout(Duration::ZERO).is_some_and(|over| over.is_ok())
     });
     assert_eq!(status, 0);
     // What the child did to its copy of the job does not reach the parent's.

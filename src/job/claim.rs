@@ -2,7 +2,7 @@
 //! that proves is argued in `core`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::core::{JobCore, Notes};
 use super::course::StopReason;
@@ -20,23 +20,46 @@ pub(crate) struct Claim {
     work: Option<Arc<dyn Work>>,
     extent: Extent,
     hand: Hand,
-    /// The thread's CPU time when it was claimed.
-    since: Duration,
+    meter: Meter,
     open: bool,
+}
+
+/// Chunks shorter than this that wait for nothing are metered by the clock: asking the kernel for CPU time, twice,
+/// takes as long as clearing so many bytes.
+const METERED_FROM: u64 = 64 << 10;
+
+/// What a chunk costs its thread, from when it is prepared.
+#[derive(Debug)]
+enum Meter {
+    CpuTime(Duration),
+    Clock(Instant),
+}
+
+impl Meter {
+    fn spent(&self) -> Duration {
+        match self {
+            Self::CpuTime(since) => thread_cpu_time().saturating_sub(*since),
+            Self::Clock(since) => since.elapsed(),
+        }
+    }
 }
 
 impl Claim {
     /// A claim that `core` has written into its books.
     pub(super) fn new(core: Arc<JobCore>, work: Arc<dyn Work>, extent: Extent, hand: Hand) -> Self {
-        Self { core, work: Some(work), extent, hand, since: thread_cpu_time(), open: true }
+        Self { core, work: Some(work), extent, hand, meter: Meter::Clock(Instant::now()), open: true }
     }
 
-    pub(crate) fn prepare(&self) -> Result<Prepared, Cause> {
+    pub(crate) fn prepare(&mut self) -> Result<Prepared, Cause> {
+        self.meter = Meter::CpuTime(thread_cpu_time());
         self.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(self.extent))
     }
 
     /// As [`prepare`](Self::prepare), unless that might take long.
-    pub(crate) fn prepare_at_once(&self) -> Option<Result<Prepared, Cause>> {
+    pub(crate) fn prepare_at_once(&mut self) -> Option<Result<Prepared, Cause>> {
+        if self.extent.len >= METERED_FROM {
+            self.meter = Meter::CpuTime(thread_cpu_time());
+        }
         self.work.as_ref().map_or(Some(Ok(Prepared::default())), |work| work.prepare_at_once(self.extent))
     }
 
@@ -105,7 +128,7 @@ impl Claim {
         self.open = false;
         // Before anybody can learn of the end, so that no finished job keeps guest memory alive.
         self.work = None;
-        let spent = thread_cpu_time().saturating_sub(self.since);
+        let spent = self.meter.spent();
         let core = Arc::clone(&self.core);
         core.close(self.extent, finished.is_some(), |notes| {
             let share = notes.shares.entry(self.hand.worker).or_insert_with(|| WorkerShare::of(self.hand));

@@ -62,12 +62,7 @@ impl Job {
     ///
     /// [`JobError`] if not every byte is zero; it carries the report that says which are.
     pub fn wait(&self) -> Result<Arc<Report>, JobError> {
-        if self.handle.process != std::process::id() {
-            return Err(JobError::ForkedChild {
-                submitted_in: self.handle.process,
-                waited_in: std::process::id(),
-            });
-        }
+        self.handle.check_before_waiting()?;
         loop {
             if let Some(result) = self.handle.core.wait_until(None) {
                 return result;
@@ -77,7 +72,7 @@ impl Job {
 
     /// Waits until the job is over, for `timeout` at most; `None` if it is not over by then.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Arc<Report>, JobError>> {
-        if let Err(error) = self.handle.check_process() {
+        if let Err(error) = self.handle.check_before_waiting() {
             return Some(Err(error));
         }
         match Instant::now().checked_add(timeout) {
@@ -124,6 +119,11 @@ impl Job {
 }
 
 impl Handle {
+    /// What is over can be told anywhere, and without asking the kernel.
+    fn check_before_waiting(&self) -> Result<(), JobError> {
+        if self.core.result().is_some() { Ok(()) } else { self.check_process() }
+    }
+
     /// A forked child holds a copy of the books, perhaps locked, and the very descriptor of its parent:
     /// it must neither wait for workers that it lacks nor end the job.
     fn check_process(&self) -> Result<(), JobError> {

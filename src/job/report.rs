@@ -66,7 +66,8 @@ pub struct WorkerShare {
     pub bytes: u64,
     /// In so many chunks.
     pub chunks: u64,
-    /// CPU time that it took for them.
+    /// CPU time that it took for them. What the submitting thread does of small jobs counts by the clock where it is
+    /// less than 64 KiB: asking the kernel would take longer than clearing that.
     pub cpu_time: Duration,
 }
 

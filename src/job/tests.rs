@@ -59,9 +59,10 @@ fn job(chunks: u64, deadline: Option<Instant>) -> (Arc<JobCore>, Arc<Idle>) {
     (core, work)
 }
 
-fn done(claim: Claim) {
+fn done(mut claim: Claim) {
     assert!(claim.confirm());
-    let pieces = claim.perform(&claim.prepare().unwrap()).unwrap();
+    let prepared = claim.prepare().unwrap();
+    let pieces = claim.perform(&prepared).unwrap();
     claim.settle(pieces, Some(NodeId(1)));
 }
 

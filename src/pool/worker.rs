@@ -31,7 +31,7 @@ pub(super) trait Hands {
     fn send(&self, place: Place, task: Task);
 
     /// Makes a chunk ready; `None` if that is to be left to others.
-    fn prepare(&self, claim: &Claim) -> Option<Result<Prepared, Cause>> {
+    fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>> {
         Some(claim.prepare())
     }
 
@@ -43,9 +43,9 @@ pub(super) trait Hands {
     /// more of them there.
     fn work_on(&self, task: Task) {
         let Task { job, extent: chunk, believed, stolen } = task;
-        let Some(claim) = job.claim(chunk, self.hand(stolen)) else { return };
+        let Some(mut claim) = job.claim(chunk, self.hand(stolen)) else { return };
         let begun = Instant::now();
-        let prepared = match self.prepare(&claim) {
+        let prepared = match self.prepare(&mut claim) {
             Some(Ok(prepared)) => prepared,
             None => {
                 claim.hand_back();
@@ -257,7 +257,7 @@ impl Hands for Caller {
         self.grain.set(grain);
     }
 
-    fn prepare(&self, claim: &Claim) -> Option<Result<Prepared, Cause>> {
+    fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>> {
         if !self.may_leave {
             return Some(claim.prepare());
         }
