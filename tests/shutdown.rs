@@ -178,6 +178,7 @@ in_children! {
                 drop(service);
             }
         }
+        events::collect();
         let service = exactly(2).background_rate(0).build().unwrap();
         let mapped = Arc::new(Mapped::anonymous(MIB));
         mapped.fill(0, MIB, 0xa5);
@@ -204,6 +205,8 @@ in_children! {
         while ours() > 0 {
             thread::yield_now();
         }
+        let said = events::at(Level::WARN);
+        assert!(said.iter().all(|said| !said.contains("left behind")), "nobody was stuck: {said:#?}");
     }
 
     /// Pools go on to hold the service's core: whatever they ask for while it goes is either done, or stopped and told,
