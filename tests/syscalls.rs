@@ -278,9 +278,63 @@ fn each_kind_of_thread_child() {
     through()
 }
 
+/// A service without threads, whose caller does everything.
+#[test]
+fn no_workers() {
+    survives("no_workers_child");
+}
+
+#[test]
+#[ignore = "a part of no_workers"]
+fn no_workers_child() {
+    if !is_child() {
+        return;
+    }
+    let memories = [anonymous(), of_file()];
+    let truncated = common::files::truncated(LEN, 5 * MIB);
+    let service = ZeroingService::builder().workers_per_node(0).build().unwrap();
+    let Some(()) = confine(&[&CALLER[..], &["worker: zero", "any: "]].concat()) else { return };
+    use_it(&service, memories, &truncated.0);
+    drop(service);
+    through()
+}
+
 #[test]
 fn the_watchdog() {
     survives("the_watchdog_child");
+}
+
+/// Where no worker is stuck it needs its own row only.
+#[test]
+fn a_watchdog_with_nobody_stuck() {
+    survives("a_watchdog_with_nobody_stuck_child");
+}
+
+#[test]
+#[ignore = "a part of a_watchdog_with_nobody_stuck"]
+fn a_watchdog_with_nobody_stuck_child() {
+    if !is_child() {
+        return;
+    }
+    let confined = |thread: &ThreadInfo| {
+        if thread.kind == ThreadKind::Watchdog {
+            let _ = confine(&["watchdog: watch", "worker: end", "any: "]);
+        }
+        Ok(())
+    };
+    let service = ZeroingService::builder().background_rate(0).on_thread_start(confined).build().unwrap();
+    let memories = [anonymous(), of_file()];
+    let jobs: Vec<_> = memories
+        .into_iter()
+        .map(|memory| {
+            let request = ZeroRequest::new(&memory).intent(Intent::Background);
+            service.submit(request.deadline(Instant::now() + Duration::from_millis(50))).unwrap()
+        })
+        .collect();
+    // Nobody waits and no worker looks at them: it is the watchdog that ends them, and lets go of their memory.
+    jobs.iter().for_each(|job| assert!(common::readable(job.completion_fd(), -1)));
+    drop(service);
+    through()
 }
 
 /// It starts a stand-in for a stuck worker, which runs under its filter.
