@@ -183,6 +183,9 @@ impl Drop for ZeroingService {
 /// memory controller; a few of them use it up.
 const WORKERS_PER_NODE: usize = 8;
 
+/// Longer chunks are not taken: where they take too long, halving them would take long as well.
+const MOST_CHUNK: u64 = 1 << 30;
+
 /// Jobs of so many bytes are done by the thread that submits them, unless a calibration says otherwise.
 const SMALL_JOB: u64 = 2 << 20;
 
@@ -290,8 +293,10 @@ impl ZeroingServiceBuilder {
 
     /// The most bytes a worker clears between two looks at cancel, deadline and priority: rounded down to a
     /// power of two, at least 64 KiB; 4 MiB unless said. Where that takes longer than a millisecond, workers
-    /// take less. More than a region has makes one chunk of it. One page fault is not cut: the kernel clears a
-    /// fresh 1 GiB page in one go. 0 is refused by [`build`](Self::build) ([`BuildError::NoChunk`]).
+    /// take less. More than a region has makes one chunk of it; more than 1 GiB is taken for 1 GiB. One page fault
+    /// is not cut: the kernel clears a fresh 1 GiB page in one go, and where pages are to be made present
+    /// ([`Strategy::Populate`](crate::Strategy::Populate)) chunks have 2 MiB at least, as transparent hugepages
+    /// do. 0 is refused by [`build`](Self::build) ([`BuildError::NoChunk`]).
     pub fn chunk(mut self, bytes: u64) -> Self {
         self.chunk = Some(bytes);
         self
@@ -371,7 +376,7 @@ impl ZeroingServiceBuilder {
             chunk: if self.chunk == Some(0) {
                 Err(BuildError::NoChunk)
             } else {
-                Ok(self.chunk.unwrap_or(CHUNK))
+                Ok(self.chunk.unwrap_or(CHUNK).min(MOST_CHUNK))
             }?,
             background_rate: self.background_rate,
             small: self.small_job.unwrap_or(small),

@@ -288,6 +288,12 @@ impl Work for SourceWork {
         prepared.ok().flatten()
     }
 
+    /// A fault may bring a whole transparent hugepage: what of it another chunk has would be found there, and
+    /// overwritten for nothing.
+    fn least_chunk(&self) -> u64 {
+        if self.purpose.strategy == Strategy::Populate { 2 << 20 } else { 0 }
+    }
+
     fn perform(&self, extent: Extent, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
         let situation = Situation { reuse: self.purpose.reuse, concurrency: self.concurrency };
         self.visit(extent, |chunk| {

@@ -88,6 +88,7 @@ pub(crate) struct JobCore {
     surroundings: Surroundings,
     started: Instant,
     total: u64,
+    least_chunk: u64,
     pub(super) progress: AtomicU64,
     /// For each node of the surroundings; none where there is only one.
     by_node: Box<[AtomicU64]>,
@@ -108,6 +109,7 @@ impl JobCore {
         let total = regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
         let completion = Arc::new(CompletionFd::new()?);
         let nodes = if surroundings.nodes.len() > 1 { surroundings.nodes.len() } else { 0 };
+        let least_chunk = work.least_chunk();
         let notes = Notes { work: Some(work), ..Notes::default() };
         let token = Token::of(&surroundings.unseen);
         let course = Course::new(total, terms.deadline, notes);
@@ -118,6 +120,7 @@ impl JobCore {
             surroundings,
             started: Instant::now(),
             total,
+            least_chunk,
             progress: AtomicU64::new(0),
             by_node: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
             token,
@@ -134,6 +137,11 @@ impl JobCore {
 
     pub(crate) fn total(&self) -> u64 {
         self.total
+    }
+
+    /// The shortest chunk that makes sense, in bytes.
+    pub(crate) fn least_chunk(&self) -> u64 {
+        self.least_chunk
     }
 
     pub(crate) fn priority(&self) -> Priority {

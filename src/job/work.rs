@@ -78,6 +78,12 @@ pub(crate) trait Work: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The shortest chunk that makes sense, in bytes, if any does: what is made present at once should be dealt
+    /// with at once.
+    fn least_chunk(&self) -> u64 {
+        0
+    }
+
     /// Does the work, and says what became of each byte of the chunk. Called only while the job is running;
     /// the stores are fenced on return.
     fn perform(&self, chunk: Extent, prepared: &Prepared) -> Result<Vec<Piece>, Cause>;

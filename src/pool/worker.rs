@@ -155,7 +155,8 @@ impl Shift for Worker {
         let stolen = stolen || matches!(origin, Origin::Robbed(_) | Origin::Behind(_));
         let background = job.priority() == Priority::Background;
         let limit = if background { self.shared.longest_background_chunk() } else { None };
-        let chunk = extent.split_to_cell(self.grain.get().next(limit), |far| {
+        let grain = self.grain.get().next(limit).max(job.least_chunk());
+        let chunk = extent.split_to_cell(grain, |far| {
             let task = Task { job: Arc::clone(&job), extent: far, believed, stolen };
             match origin {
                 Origin::Behind(place) => self.send(place, task),
@@ -225,7 +226,8 @@ impl Caller {
             if !job.is_running() {
                 continue;
             }
-            let chunk = extent.split_to_cell(caller.grain.get().next(None), |far| {
+            let grain = caller.grain.get().next(None).max(job.least_chunk());
+            let chunk = extent.split_to_cell(grain, |far| {
                 caller.offer(Task { job: Arc::clone(&job), extent: far, believed, stolen });
             });
             run_caught(|| caller.work_on(Task { job, extent: chunk, believed, stolen }));
