@@ -9,10 +9,12 @@ use std::sync::Arc;
 use common::cgroup::{self, Cgroup};
 use common::hooked::{Answer, Gate, hooked_memory};
 use common::limits::never_hang;
+use common::uffd::Userfaultfd;
 use common::{
     MIB, all_zero, allowed_cpus, assert_exact, cpus_of, ends_well, fill, is_child, list, pin_to, service,
-    worker_threads,
+    service_with, worker_threads,
 };
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vm_zeroing::Intent;
 
 const LEN: u64 = 48 * MIB;
@@ -93,6 +95,27 @@ fn a_cpuset_that_shrinks_in_the_middle_of_a_job_child() {
     let service = service();
     assert_eq!(workers_cpus(), [shrunk]);
     assert_eq!(service.workers(), 1);
+    drop(service);
+    // Nor is what starts later wider than what is left by then: a stand-in of a service that was built before.
+    std::fs::write(folder.join("cpuset.cpus"), list(&before)).unwrap();
+    let service = service_with(1);
+    assert_eq!(workers_cpus(), std::slice::from_ref(&before));
+    std::fs::write(folder.join("cpuset.cpus"), list(&shrunk)).unwrap();
+    let memory = Arc::new(GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap());
+    let base = memory.get_host_address(GuestAddress(0)).unwrap() as u64;
+    if let Some(handler) = Userfaultfd::register(base, MIB) {
+        let stuck = service.zero(&memory, Intent::Teardown).unwrap();
+        handler.wait_for_a_fault();
+        stuck.cancel();
+        assert!(stuck.wait().is_err());
+        all_zero(&service.zero(&hooked_memory(MIB, |_, _| Answer::AsAsked), Intent::Teardown).unwrap());
+        assert_eq!(
+            workers_cpus(),
+            vec![shrunk.to_vec(); 2],
+            "the one that is stuck, and who stands in for it"
+        );
+        drop(handler);
+    }
     // The workers do not widen again by themselves; that the operator does is no promise of ours to undo.
     std::fs::write(folder.join("cpuset.cpus"), list(&before)).unwrap();
     assert!(workers_cpus().concat().iter().all(|cpu| before.contains(cpu)));

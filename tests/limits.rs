@@ -209,7 +209,12 @@ fn a_limit_on_cpu_time_child() {
     };
     assert!(report.erased_bytes < len && sum(report, |outcome| *outcome == Outcome::Untouched) > 0);
     assert_exact(&*memory, report, &[(0, len)]);
-    assert_eq!(common::worker_threads(), workers, "the threads are fine");
+    // A worker that looked stuck was replaced, and leaves when it gets a CPU again.
+    while common::worker_threads().len() != workers.len() {
+        std::thread::yield_now();
+    }
+    let were_stuck = matches!(error, JobError::Stalled { .. });
+    assert!(were_stuck || common::worker_threads() == workers, "the threads are fine");
     all_zero(&service.zero(&memory, Intent::Teardown).unwrap());
 }
 
