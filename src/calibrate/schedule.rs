@@ -17,8 +17,10 @@ const FIRST_ROUNDS: usize = 3;
 /// Rounds that the others get before time is shared.
 const OTHER_ROUNDS: usize = 2;
 
-/// Below this share of the fastest, after [`OTHER_ROUNDS`], a method is out.
+/// Below this share of the fastest a method is out, after [`OTHER_ROUNDS`]; of the shortest readings, which cost
+/// little, after [`SHORT_ROUNDS`]: something else may have run twice.
 const OUT: f64 = 0.75;
+const SHORT_ROUNDS: usize = 4;
 
 /// Below this share of the fastest in the class below, a method is not tried: in the long classes, where trying
 /// takes long. (Less strict than [`OUT`]: a long `REP STOSB` may be faster than short ones.)
@@ -55,14 +57,14 @@ pub(super) struct Race {
     candidates: Vec<Candidate>,
     rounds: usize,
     used: Duration,
-    /// Of the first and of the last round, for each candidate.
-    costs: Option<(Duration, Duration)>,
+    /// Of the last round, for each candidate.
+    cost: Option<Duration>,
 }
 
 impl Race {
     fn new(situation: Situation, class: u64, candidates: Vec<Candidate>) -> Self {
         let bytes = class.max(LEAST_BYTES);
-        Self { situation, class, bytes, candidates, rounds: 0, used: Duration::ZERO, costs: None }
+        Self { situation, class, bytes, candidates, rounds: 0, used: Duration::ZERO, cost: None }
     }
 
     fn fastest(&self) -> Option<(Method, f64)> {
@@ -183,15 +185,15 @@ impl Schedule {
             return;
         }
         race.rounds += 1;
-        let cost = took / u32::try_from(rates.len()).unwrap_or(1).max(1);
-        race.costs = Some((race.costs.map_or(cost, |(first, _)| first), cost));
+        race.cost = Some(took / u32::try_from(rates.len()).unwrap_or(1).max(1));
         for (index, rate) in round.candidates.iter().zip(rates) {
             if let Some(candidate) = race.candidates.get_mut(*index) {
                 candidate.rates.push(*rate);
             }
         }
-        // Now and then: the more readings, the less one of them changes.
-        if races && race.rounds >= OTHER_ROUNDS && race.rounds.is_power_of_two() {
+        // Then now and then: the more readings, the less one of them changes.
+        let rounds = if race.bytes > LEAST_BYTES { OTHER_ROUNDS } else { SHORT_ROUNDS };
+        if races && race.rounds >= rounds && race.rounds.is_power_of_two() {
             let rates = race.rates();
             race.drop_below(OUT, &rates);
         }
@@ -253,17 +255,16 @@ impl Schedule {
     /// How long a round will take, rather too long than too short.
     fn expected(&self, index: usize, candidates: usize) -> Duration {
         let race = self.race(index);
-        let each = match race.costs {
-            // The slower ones are out by now.
-            Some((_, last)) => last.mul_f64(1.25),
-            // In the class below, the first round had all of them in it. Making memory hot or cold and clearing
-            // it takes 1 GB/s all in all, while nothing is known.
+        let each = match race.cost {
+            Some(cost) => cost.mul_f64(1.25),
+            // As in the class below, where the slower ones may be out already. Making memory hot or cold and
+            // clearing it takes 1 GB/s all in all, while nothing is known.
             None => {
                 let below = self.races.iter().rev();
-                let below =
+                let mut below =
                     below.filter(|other| other.situation == race.situation && other.class < race.class);
-                let per_byte = |below: &Race| Some(below.costs?.0.as_secs_f64() / below.bytes as f64);
-                let per_byte = below.into_iter().find_map(per_byte).unwrap_or(1e-9);
+                let per_byte = |below: &Race| Some(below.cost?.as_secs_f64() / below.bytes as f64);
+                let per_byte = below.find_map(per_byte).unwrap_or(1e-9);
                 Duration::from_secs_f64(1.5 * per_byte * race.bytes as f64)
             }
         };
