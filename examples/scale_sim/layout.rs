@@ -91,7 +91,7 @@ impl Layout {
         if self.misplaced == 0.0 || self.holders.len() < 2 {
             return node;
         }
-        let dice = mixed(self.seed ^ mixed(u64::from(region) << 44 ^ at / self.cell));
+        let dice = mixed(self.seed ^ mixed((u64::from(region) << 44) ^ (at / self.cell)));
         if (dice >> 11) as f64 / (1u64 << 53) as f64 >= self.misplaced {
             return node;
         }
