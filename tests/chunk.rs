@@ -1,5 +1,11 @@
 //! How much a worker takes at a time: what the setting means, and what is made of odd ones.
-#![allow(unsafe_code, clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+#![allow(
+    unsafe_code,
+    clippy::type_complexity,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 mod common;
 

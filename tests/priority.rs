@@ -1,6 +1,11 @@
 //! What goes first: urgent before normal before background, at the next chunk of every worker, whatever it has in hand
 //! or in its own deque.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+#![allow(
+    clippy::type_complexity,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests"
+)]
 
 mod common;
 

@@ -266,7 +266,7 @@ in_children! {
         };
         let memories: Vec<Memory> = (0..4).map(|number| used((number + 1) * 3 * MIB)).collect();
         for _ in 0..40 {
-            let builder = exactly(1 + next(4) as usize).chunk(64 * KIB << next(4)).small_job(next(2) * MIB);
+            let builder = exactly(1 + next(4) as usize).chunk((64 * KIB) << next(4)).small_job(next(2) * MIB);
             let service = builder.build().unwrap();
             let mut jobs: Vec<Job> = Vec::new();
             for _ in 0..next(40) {

@@ -15,17 +15,23 @@ use std::time::{Duration, Instant};
 use common::hugepages::{HUGE, Hugepages, hugetlb_memfd};
 use common::uffd::Userfaultfd;
 use common::{
-    MIB, PAGE, all_zero, bytes, fill, is_zero, memfd, outcome_at, readable, service, service_with, sum,
+    KIB, MIB, PAGE, all_zero, bytes, fill, is_zero, memfd, one_node, outcome_at, readable, service, sum,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use vm_zeroing::{Intent, Job, JobError, Outcome, Report, Strategy, Verify, ZeroRequest};
+use vm_zeroing::{Intent, Job, JobError, Outcome, Report, Strategy, Verify, ZeroRequest, ZeroingService};
 
 type Memory = GuestMemoryMmap<()>;
 
 const LEN: u64 = 24 * MIB;
 /// The chunk whose pages are missing.
 const START: u64 = 8 * MIB;
-const MISSING: u64 = 4 * MIB;
+const MISSING: u64 = 64 * KIB;
+
+/// Workers that take the shortest chunks there are, however long one takes.
+fn service_with(workers: usize) -> ZeroingService {
+    let builder = ZeroingService::builder().topology(one_node()).workers_per_node(workers);
+    builder.small_job(0).chunk(MISSING).build().unwrap()
+}
 
 fn memory(len: u64, file: Option<std::fs::File>) -> Arc<Memory> {
     let file = file.map(|file| FileOffset::new(file, 0));
