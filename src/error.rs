@@ -205,9 +205,6 @@ pub enum RequestError {
         /// The calling process.
         called_in: u32,
     },
-    /// No eventfd could be had for the job.
-    #[error("cannot create the job's eventfd: {0}; raise the limit on open files (RLIMIT_NOFILE)")]
-    CompletionFd(#[source] std::io::Error),
 }
 
 /// A job ended with bytes that are not proved zero. Every variant that comes from a finished job carries the report.

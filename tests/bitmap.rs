@@ -186,8 +186,8 @@ fn marked_when_zero_and_before_completion() {
     let (memory, spy) = spied(len, None);
     let service = service();
     let job = service.zero(&memory, Intent::Teardown).unwrap();
-    spy.seen.completion.set(job.completion_fd().try_clone_to_owned().unwrap()).unwrap();
-    assert!(readable(job.completion_fd(), -1));
+    spy.seen.completion.set(job.completion_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
+    assert!(readable(job.completion_fd().unwrap(), -1));
     assert_eq!(spy.seen.marked.load(Ordering::SeqCst) as u64, len, "each byte once, and all before the end");
     all_zero(&job);
     assert!(!spy.seen.too_late.load(Ordering::SeqCst), "marked after completion could be seen");
@@ -201,7 +201,7 @@ fn verification_names_the_byte_that_somebody_wrote() {
     let (memory, spy) = spied(9 * MIB, Some(at));
     let service = service();
     let job = service.submit(ZeroRequest::new(&memory).verify(Verify::Full)).unwrap();
-    spy.seen.completion.set(job.completion_fd().as_fd().try_clone_to_owned().unwrap()).unwrap();
+    spy.seen.completion.set(job.completion_fd().unwrap().as_fd().try_clone_to_owned().unwrap()).unwrap();
     let error = job.wait().unwrap_err();
     let JobError::Failed { start, len, cause, report } = error else { panic!("{error}") };
     assert_eq!(cause, Cause::NotZero { address: at as u64 });

@@ -78,7 +78,7 @@ fn a_deadline_stops_every_worker_within_a_chunk() {
     fill(&*memory, 0, LEN);
     let job = service.submit(ZeroRequest::new(&memory).deadline(deadline)).unwrap();
     // Nobody waits: the workers look at the clock themselves.
-    assert!(readable(job.completion_fd(), -1));
+    assert!(readable(job.completion_fd().unwrap(), -1));
     let error = job.wait().unwrap_err();
     let (JobError::DeadlinePassed { report } | JobError::Stalled { report, .. }) = &error else {
         panic!("{error}")
@@ -120,7 +120,7 @@ fn nothing_is_stored_after_the_end() {
     job.cancel();
     let error = job.wait().unwrap_err();
     let JobError::Stalled { in_flight_bytes, report } = &error else { panic!("{error}") };
-    assert!(readable(job.completion_fd(), 0));
+    assert!(readable(job.completion_fd().unwrap(), 0));
     assert_eq!(sum(report, |outcome| *outcome == Outcome::InFlight), *in_flight_bytes);
     assert!(*in_flight_bytes > 0 && report.erased_bytes > 0 && untouched(report) > 0);
     assert_exact(&*memory, report, &[(0, LEN)]);
@@ -148,7 +148,7 @@ fn dropping_the_service_in_the_middle() {
         gate.open();
         drop(service);
         for (job, memory) in jobs.iter().zip(&memories) {
-            assert!(readable(job.completion_fd(), 0) && job.is_over());
+            assert!(readable(job.completion_fd().unwrap(), 0) && job.is_over());
             match job.wait() {
                 Ok(report) | Err(JobError::ServiceClosed { report } | JobError::Stalled { report, .. }) => {
                     assert_exact(&**memory, &report, &[(0, LEN)]);

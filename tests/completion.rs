@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::hooked::{Answer, Gate, HookedMemory, hooked_memory};
 use common::{MIB, PAGE, all_zero, fill, is_zero, readable, service, service_with};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vm_zeroing::{Intent, Job, ZeroRequest};
+use vm_zeroing::{Intent, Job, ZeroRequest, ZeroingService};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 const LEN: u64 = 33 * MIB + PAGE;
@@ -31,7 +31,7 @@ fn event_loop(jobs: &[&Job]) -> Epoll {
     let epoll = Epoll::new().unwrap();
     for (number, job) in (0..).zip(jobs) {
         let event = EpollEvent::new(EventSet::IN, number);
-        epoll.ctl(ControlOperation::Add, job.completion_fd().as_raw_fd(), event).unwrap();
+        epoll.ctl(ControlOperation::Add, job.completion_fd().unwrap().as_raw_fd(), event).unwrap();
     }
     epoll
 }
@@ -80,7 +80,7 @@ fn each_job_has_its_own_descriptor() {
     let epoll = event_loop(&[&held_up, &empty]);
     assert_eq!(turn(&epoll, -1), [1]);
     gate.wait_for_somebody();
-    assert!(!readable(held_up.completion_fd(), 0));
+    assert!(!readable(held_up.completion_fd().unwrap(), 0));
     held_up.cancel();
     gate.open();
     while turn(&epoll, -1).len() < 2 {}
@@ -133,6 +133,25 @@ fn progress_grows_from_nothing_to_all() {
     assert_eq!((seen.first(), seen.last()), (Some(&0), Some(&LEN)));
 }
 
+/// It is made when it is asked for, at whatever moment of the job: by several threads, before, at and after the end.
+#[test]
+fn the_descriptor_is_asked_for_around_the_end() {
+    const LONG_MS: i32 = 60_000;
+    let service = ZeroingService::builder().small_job(0).build().unwrap();
+    let memory = Arc::new(GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 64 << 10)]).unwrap());
+    for round in 0..2000 {
+        let job = service.zero(&memory, Intent::Teardown).unwrap();
+        thread::scope(|scope| {
+            if round % 4 == 0 {
+                scope.spawn(|| assert!(readable(job.completion_fd().unwrap(), LONG_MS)));
+            }
+            (0..round % 50).for_each(|_| std::hint::spin_loop());
+            assert!(readable(job.completion_fd().unwrap(), LONG_MS), "round {round}");
+            assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0));
+        });
+    }
+}
+
 #[test]
 fn many_threads_wait_for_one_job() {
     let service = service_with(2);
@@ -145,7 +164,7 @@ fn many_threads_wait_for_one_job() {
                 0 => job.wait().unwrap(),
                 1 => job.wait_timeout(Duration::from_secs(3600)).unwrap().unwrap(),
                 _ => {
-                    assert!(readable(job.completion_fd(), -1));
+                    assert!(readable(job.completion_fd().unwrap(), -1));
                     job.wait().unwrap()
                 }
             })

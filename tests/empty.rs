@@ -35,7 +35,7 @@ fn empty_requests() -> Vec<ZeroRequest> {
 
 fn assert_empty_and_over(job: &Job) {
     assert!(job.is_over(), "at submission, without a worker");
-    assert!(readable(job.completion_fd(), 0));
+    assert!(readable(job.completion_fd().unwrap(), 0));
     let (progress, report) = (job.progress(), job.wait().unwrap());
     assert_eq!((progress.done_bytes, progress.total_bytes), (0, 0));
     assert_eq!((report.total_bytes, report.zero_bytes(), report.method), (0, 0, None));

@@ -234,7 +234,7 @@ fn assert_panicked(service: &ZeroingService, memory: &Arc<HookedMemory>, len: u6
     let workers = service.workers();
     let job = service.zero(memory, Intent::Teardown).unwrap();
     // The event comes although nobody waits.
-    assert!(readable(job.completion_fd(), -1));
+    assert!(readable(job.completion_fd().unwrap(), -1));
     let (_, cause, report) = failure(job.wait());
     assert_eq!(cause, Cause::Panicked);
     assert_exact(&**memory, &report, &[(0, len)]);

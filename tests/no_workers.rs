@@ -46,7 +46,7 @@ fn used(len: u64) -> Memory {
 
 /// Over when it was submitted, by the caller's hands.
 fn assert_done_here(job: &Job) {
-    assert!(job.is_over() && readable(job.completion_fd(), 0));
+    assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0));
     let report = all_zero(job);
     assert_eq!((report.workers.len(), report.workers[0].worker), (1, None), "{report:?}");
     assert_eq!((report.workers[0].bytes, report.steals), (report.total_bytes, 0));

@@ -111,7 +111,7 @@ fn a_paused_job_is_cancelled_at_once() {
     let (memory, asked) = counted(LEN);
     let job = in_background(&service, &memory);
     job.cancel();
-    assert!(job.is_over() && readable(job.completion_fd(), 0), "nobody has anything of it in hand");
+    assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0), "nobody has anything of it in hand");
     let error = job.wait().unwrap_err();
     let JobError::Cancelled { report } = &error else { panic!("{error}") };
     assert_exact(&*memory, report, &[(0, LEN)]);
@@ -162,7 +162,7 @@ fn a_deadline_ends_a_paused_job_for_which_nobody_waits() {
     let (memory, _) = counted(LEN);
     let request = ZeroRequest::new(&memory).intent(Intent::Background);
     let job = service.submit(request.deadline(Instant::now() + Duration::from_millis(50))).unwrap();
-    assert!(readable(job.completion_fd(), LONG.as_millis() as i32), "nobody was told");
+    assert!(readable(job.completion_fd().unwrap(), LONG.as_millis() as i32), "nobody was told");
     let error = job.wait().unwrap_err();
     assert!(matches!(&error, JobError::DeadlinePassed { report } if report.zero_bytes() == 0), "{error}");
     assert!(is_pattern(&*memory, 0, LEN));

@@ -46,7 +46,7 @@ fn memory_that_owns_its_job() {
     for _ in 0..20 {
         let guest = Guest::<Job>::new();
         let job = service.submit(ZeroRequest::host([guest.range()])).unwrap();
-        let watch = job.completion_fd().try_clone_to_owned().unwrap();
+        let watch = job.completion_fd().unwrap().try_clone_to_owned().unwrap();
         // From here on the memory alone holds the job: whoever ends it drops its last handle.
         *guest.owned.lock().unwrap() = Some(job);
         assert!(readable(&watch, -1));

@@ -46,7 +46,7 @@ fn until_no_worker_is_left() {
 
 /// The account of a job whose service was dropped, however it went.
 fn account(job: &Job) -> Arc<Report> {
-    assert!(job.is_over() && readable(job.completion_fd(), 0));
+    assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0));
     match job.wait() {
         Ok(report) | Err(JobError::ServiceClosed { report } | JobError::Stalled { report, .. }) => report,
         Err(other) => panic!("{other}"),
@@ -126,7 +126,7 @@ in_children! {
             .collect();
         let dropper = thread::spawn(move || drop(service));
         // They end before the workers are waited for.
-        jobs.iter().for_each(|job| assert!(readable(job.completion_fd(), -1)));
+        jobs.iter().for_each(|job| assert!(readable(job.completion_fd().unwrap(), -1)));
         gate.open();
         dropper.join().unwrap();
         for job in &jobs {
@@ -192,7 +192,7 @@ in_children! {
             *place = Some(service);
             job
         };
-        assert!(readable(job.completion_fd(), 60_000));
+        assert!(readable(job.completion_fd().unwrap(), 60_000));
         assert!(matches!(job.wait(), Err(JobError::DeadlinePassed { .. })));
         assert!(mapped.holds(0, MIB, 0xa5));
         let is_ours = |name: &str| name.starts_with("vmz-");
@@ -297,7 +297,7 @@ in_children! {
             }
             drop(service);
             for job in &jobs {
-                assert!(job.is_over() && readable(job.completion_fd(), 0));
+                assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0));
                 let report = match job.wait() {
                     Ok(report) => report,
                     Err(error) => Arc::clone(error.report().unwrap()),
@@ -323,7 +323,7 @@ fn handles_outlive_the_service() {
     drop(service);
     for (job, bytes) in [(&done, 4 * MIB), (&stopped, 0), (&clone, 0)] {
         job.cancel();
-        assert!(job.is_over() && readable(job.completion_fd(), 0));
+        assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0));
         assert_eq!((job.progress().done_bytes, job.progress().total_bytes), (bytes, 4 * MIB));
         assert_eq!(job.progress_by_node().iter().map(|on| on.done_bytes).sum::<u64>(), bytes);
         assert_eq!(job.wait_timeout(Duration::ZERO).unwrap().is_ok(), bytes > 0);

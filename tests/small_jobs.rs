@@ -80,7 +80,7 @@ fn done_within_submit() {
                 let memory = used(LEN);
                 let request = ZeroRequest::new(&memory).intent(intent).strategy(strategy).verify(verify);
                 let job = service.submit(request).unwrap();
-                assert!(job.is_over() && readable(job.completion_fd(), 0));
+                assert!(job.is_over() && readable(job.completion_fd().unwrap(), 0));
                 assert_eq!(job.progress().done_bytes, LEN);
                 let report = all_zero(&job);
                 assert!(is_the_callers(&report), "{report:?}");
@@ -249,7 +249,7 @@ fn the_later_ones_of_a_burst_are_the_workers() {
     let is_here = |job: &Job| is_the_callers(&all_zero(job));
     let burst: Vec<Job> = (0..4).map(|_| submit()).collect();
     // Looking is not asking.
-    assert!(readable(burst[0].completion_fd(), 0) && burst[0].progress().done_bytes == LEN);
+    assert!(readable(burst[0].completion_fd().unwrap(), 0) && burst[0].progress().done_bytes == LEN);
     let fifth = submit();
     let here: Vec<bool> = burst.iter().rev().chain([&fifth]).map(is_here).collect();
     assert_eq!(here, [false, false, false, true, false]);
@@ -359,7 +359,7 @@ fn a_memory_object_that_panics() {
         let (memory, armed) = panics(nth);
         armed.store(true, Ordering::SeqCst);
         let job = service.zero(&memory, Intent::Teardown).unwrap();
-        assert!(readable(job.completion_fd(), 60_000));
+        assert!(readable(job.completion_fd().unwrap(), 60_000));
         let error = job.wait().unwrap_err();
         let JobError::Failed { cause: Cause::Panicked, report, .. } = &error else { panic!("{error}") };
         armed.store(false, Ordering::SeqCst);

@@ -203,7 +203,7 @@ impl Driver<'_> {
                 }
             }
             1 => {
-                let watch = job.completion_fd().try_clone_to_owned().unwrap();
+                let watch = job.completion_fd().unwrap().try_clone_to_owned().unwrap();
                 self.dropped.push((watch, guest));
                 if self.dropped.len() > 6 {
                     let (over, still) = std::mem::take(&mut self.dropped)
@@ -241,7 +241,7 @@ impl Driver<'_> {
                 if priority == Priority::Background {
                     job.cancel();
                 }
-                assert!(readable(job.completion_fd(), -1));
+                assert!(readable(job.completion_fd().unwrap(), -1));
                 assert!(job.is_over(), "readable and not over");
                 self.end(job, &guest);
             }
@@ -267,7 +267,7 @@ impl Driver<'_> {
     /// The end of a job: its memory is what the report says, and the job keeps none of it.
     fn end(&self, job: Job, guest: &Guest) {
         let end = job.wait();
-        assert!(job.is_over() && readable(job.completion_fd(), -1));
+        assert!(job.is_over() && readable(job.completion_fd().unwrap(), -1));
         let (how, report) = report(&end);
         guest.check(report);
         *self.house.ends.lock().unwrap().entry(how).or_default() += 1;

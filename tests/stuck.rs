@@ -84,7 +84,7 @@ fn stuck(service: &ZeroingService, deadline: Duration) -> Option<(Job, Missing)>
 
 /// The job ends over the heads of its workers, although nobody waits for it.
 fn ends_stalled(job: &Job, in_flight: u64) {
-    assert!(readable(job.completion_fd(), LONG_MS), "nobody was told");
+    assert!(readable(job.completion_fd().unwrap(), LONG_MS), "nobody was told");
     let error = job.wait().unwrap_err();
     let JobError::Stalled { in_flight_bytes, report } = &error else { panic!("{error}") };
     assert_eq!(*in_flight_bytes, in_flight);
@@ -99,7 +99,7 @@ fn works(service: &ZeroingService) {
         let memory = anonymous(9 * MIB);
         fill(&*memory, 0, 9 * MIB);
         let job = service.zero(&memory, intent).unwrap();
-        assert!(readable(job.completion_fd(), LONG_MS), "nobody works any more");
+        assert!(readable(job.completion_fd().unwrap(), LONG_MS), "nobody works any more");
         assert_exact(&*memory, &all_zero(&job), &[(0, 9 * MIB)]);
     }
 }
@@ -274,7 +274,7 @@ in_children! {
         assert!(!background.is_over());
         job.cancel();
         ends_stalled(&job, MIB);
-        assert!(readable(background.completion_fd(), LONG_MS), "forgotten in the deque");
+        assert!(readable(background.completion_fd().unwrap(), LONG_MS), "forgotten in the deque");
         assert_exact(&*memory, &all_zero(&background), &[(0, len)]);
         let (memory, _handler) = missing.answer_late();
         memory.assert_nothing_was_stored();

@@ -60,7 +60,7 @@ fn stopped(job: &Job) -> JobError {
 fn assert_stalled(memory: &Memory, job: &Job) -> Arc<Report> {
     let error = stopped(job);
     let JobError::Stalled { in_flight_bytes, report } = error else { panic!("{error}") };
-    assert!(readable(job.completion_fd(), 0));
+    assert!(readable(job.completion_fd().unwrap(), 0));
     assert_eq!(in_flight_bytes, sum(&report, |outcome| *outcome == Outcome::InFlight));
     assert_eq!(report.total_bytes, LEN);
     assert_eq!(report.ranges.iter().map(|range| range.len).sum::<u64>(), LEN);

@@ -196,7 +196,7 @@ fn stop(guest: RunningGuest<'_>) -> Result<Quiesced, Failure> {
 /// What a VMM's event loop does, between its other events, when the job's descriptor becomes readable.
 fn wait_in_event_loop(job: &Job, progress: &Progress) -> Result<(), Failure> {
     let epoll = Epoll::new()?;
-    let fd = job.completion_fd().as_raw_fd();
+    let fd = job.completion_fd()?.as_raw_fd();
     epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
     let mut events = [EpollEvent::default()];
     let mut shown = 0;

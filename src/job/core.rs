@@ -1,10 +1,9 @@
 //! A job as the workers see it: what is written down meanwhile, and the report of it. How it ends: `course`.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::claim::Claim;
@@ -95,19 +94,18 @@ pub(crate) struct JobCore {
     token: Token,
     course: Course<Notes, Result<Arc<Report>, JobError>>,
     /// The handles' own: tasks that are still queued when a job has ended must not keep a descriptor open.
-    completion: Weak<CompletionFd>,
+    completion: OnceLock<Weak<CompletionFd>>,
 }
 
 impl JobCore {
-    /// A job over `regions`, and the descriptor for its handles; one without bytes is over at once.
+    /// A job over `regions`; one without bytes is over at once.
     pub(crate) fn new(
         work: Arc<dyn Work>,
         regions: Vec<WorkRegion>,
         terms: Terms,
         surroundings: Surroundings,
-    ) -> io::Result<(Arc<Self>, Arc<CompletionFd>)> {
+    ) -> Arc<Self> {
         let total = regions.iter().fold(0u64, |sum, region| sum.saturating_add(region.len));
-        let completion = Arc::new(CompletionFd::new()?);
         let nodes = if surroundings.nodes.len() > 1 { surroundings.nodes.len() } else { 0 };
         let least_chunk = work.least_chunk();
         let notes = Notes { work: Some(work), ..Notes::default() };
@@ -125,10 +123,10 @@ impl JobCore {
             by_node: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
             token,
             course,
-            completion: Arc::downgrade(&completion),
+            completion: OnceLock::new(),
         });
         core.course.begin(core.as_ref());
-        Ok((core, completion))
+        core
     }
 
     pub(crate) fn regions(&self) -> &[WorkRegion] {
@@ -146,6 +144,19 @@ impl JobCore {
 
     pub(crate) fn priority(&self) -> Priority {
         self.terms.priority
+    }
+
+    /// Has the end told by this descriptor, the handles' own. (The first one stays.)
+    ///
+    /// Who gives it looks afterwards whether the job is over; the end comes, and then looks whether there is one;
+    /// both fence in between. The fences are sequentially consistent, so one of them comes first, and who fences
+    /// second sees what the other did before: no descriptor of a job that is over stays without its signal.
+    pub(crate) fn tell_by(&self, completion: &Arc<CompletionFd>) {
+        self.completion.get_or_init(|| Arc::downgrade(completion));
+        fence(Ordering::SeqCst);
+        if self.course.is_over() {
+            completion.signal();
+        }
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -307,12 +318,13 @@ impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
     }
 
     fn tell(&self, held: &[Held]) {
-        // Here and not in `conclude`: a subscriber that panics tears nothing any more.
-        let all_zero = self.course.result().is_some_and(Result::is_ok);
+        fence(Ordering::SeqCst);
         // Without handles nobody waits.
-        if let Some(completion) = self.completion.upgrade() {
+        if let Some(completion) = self.completion.get().and_then(Weak::upgrade) {
             completion.signal();
         }
+        // Here and not in `conclude`: a subscriber that panics tears nothing any more.
+        let all_zero = self.course.result().is_some_and(Result::is_ok);
         tracing::debug!(bytes = self.total, all_zero, "job over");
         if let (Some(warden), false) = (&self.surroundings.warden, held.is_empty()) {
             let workers: Vec<u32> = held.iter().map(|held| held.worker).collect();

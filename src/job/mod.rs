@@ -11,8 +11,9 @@ mod tests;
 mod token;
 mod work;
 
+use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub(crate) use self::claim::Claim;
@@ -40,7 +41,8 @@ pub struct Job {
 #[derive(Debug)]
 struct Handle {
     core: Arc<JobCore>,
-    completion: Arc<CompletionFd>,
+    /// Made when it is first asked for: most jobs are waited for without.
+    completion: OnceLock<Arc<CompletionFd>>,
     cancel_on_drop: bool,
     /// The process the workers live in.
     process: u32,
@@ -48,12 +50,8 @@ struct Handle {
 
 impl Job {
     /// `process`: the one that the job was submitted in.
-    pub(crate) fn new(
-        (core, completion): (Arc<JobCore>, Arc<CompletionFd>),
-        cancel_on_drop: bool,
-        process: u32,
-    ) -> Self {
-        Self { handle: Arc::new(Handle { core, completion, cancel_on_drop, process }) }
+    pub(crate) fn new(core: Arc<JobCore>, cancel_on_drop: bool, process: u32) -> Self {
+        Self { handle: Arc::new(Handle { core, completion: OnceLock::new(), cancel_on_drop, process }) }
     }
 
     /// Waits until the job is over. May be called any number of times, from any thread.
@@ -112,9 +110,23 @@ impl Job {
 
     /// A descriptor for `epoll` or `poll` that becomes readable when the job is over and stays so. It
     /// need not be read. [`wait`](Job::wait) then returns at once.
-    #[must_use]
-    pub fn completion_fd(&self) -> BorrowedFd<'_> {
-        self.handle.completion.as_fd()
+    ///
+    /// It is made when it is first asked for, and closed with the last handle.
+    ///
+    /// # Errors
+    ///
+    /// No eventfd could be had (`EMFILE`: raise `RLIMIT_NOFILE`). The job goes on, and can be waited for.
+    pub fn completion_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let Handle { core, completion, .. } = self.handle.as_ref();
+        let fd = match completion.get() {
+            Some(fd) => fd,
+            None => {
+                let fd = Arc::new(CompletionFd::new()?);
+                completion.get_or_init(|| fd)
+            }
+        };
+        core.tell_by(fd);
+        Ok(fd.as_fd())
     }
 }
 

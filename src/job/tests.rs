@@ -52,9 +52,7 @@ fn job(chunks: u64, deadline: Option<Instant>) -> (Arc<JobCore>, Arc<Idle>) {
     let work = Arc::new(Idle::default());
     let region = WorkRegion { address: 0x10_0000, len: chunks * PAGE, node: None, page: PAGE };
     let terms = Terms { priority: Priority::Normal, deadline, stop_on_shortage: true };
-    let (core, _) =
-        JobCore::new(Arc::clone(&work) as Arc<dyn Work>, vec![region], terms, Surroundings::default())
-            .unwrap();
+    let core = JobCore::new(Arc::clone(&work) as Arc<dyn Work>, vec![region], terms, Surroundings::default());
     work.job.set(Arc::downgrade(&core)).unwrap();
     (core, work)
 }

@@ -27,7 +27,7 @@ use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
 use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Unseen, Warden, Work, WorkRegion};
 use crate::sync::lock;
-use crate::sys::{CompletionFd, has_low_policy};
+use crate::sys::has_low_policy;
 use crate::topology::{NodeId, Topology};
 use crew::Post;
 pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
@@ -173,16 +173,15 @@ impl Pool {
         work: Arc<dyn Work>,
         regions: Vec<WorkRegion>,
         terms: Terms,
-    ) -> Result<(Arc<JobCore>, Arc<CompletionFd>), RequestError> {
+    ) -> Result<Arc<JobCore>, RequestError> {
         self.check_process()?;
         let surroundings = self.surroundings.clone();
-        let (job, completion) =
-            JobCore::new(work, regions, terms, surroundings).map_err(RequestError::CompletionFd)?;
+        let job = JobCore::new(work, regions, terms, surroundings);
         if !self.shared.register.enter(&job) {
             return Err(RequestError::Closed);
         }
         if job.total() == 0 {
-            return Ok((job, completion));
+            return Ok(job);
         }
         let tasks =
             job.regions().iter().enumerate().filter(|(_, region)| region.len > 0).map(|(index, region)| {
@@ -206,7 +205,7 @@ impl Pool {
         } else {
             tasks.for_each(|task| self.send(task));
         }
-        Ok((job, completion))
+        Ok(job)
     }
 
     /// Queues a task where its memory is thought to be.

@@ -66,7 +66,7 @@ fn a_place_helps_another_before_its_own_work_is_done() {
     let region = |len, node| WorkRegion { address: 0, len, node: Some(NodeId(node)), page: 4096 };
     let work = Arc::new(WaitsForHelp::default());
     let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
-    let (job, _) = pool
+    let job = pool
         .submit(Arc::clone(&work) as Arc<dyn Work>, vec![region(SMALL, 2), region(BIG, 0)], terms)
         .unwrap();
     let report = job.wait_until(None).unwrap().unwrap();
@@ -104,7 +104,7 @@ fn what_is_taken_from_a_place_that_is_behind_goes_back_there_but_for_a_chunk() {
     let shared = Arc::new(Shared::new(plan, stealers, None));
     let region = WorkRegion { address: 0, len: BIG, node: Some(NodeId(2)), page: 4096 };
     let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
-    let (job, _) = JobCore::new(Arc::new(Done), vec![region], terms, Surroundings::default()).unwrap();
+    let job = JobCore::new(Arc::new(Done), vec![region], terms, Surroundings::default());
     let worker = Worker {
         shared: Arc::clone(&shared),
         index: 0,
