@@ -135,12 +135,12 @@ JSON: one object.
   machine {nodes, memory_nodes, cpus, workers, node_gbps, core_gbps, remote_penalty, link_gbps}, notes, and
   scenarios [{scenario, what, bytes, regions, ideal_seconds, ideal_local_seconds,
               runs [{name, threads, seconds, of_ideal, local_share, local_bytes, remote_bytes, chunks,
-                     steals_near, steals_far, wakes, sent_home, finish_min, finish_median, finish_max,
+                     steals_near, steals_far, helped_out, wakes, sent_home, finish_min, finish_median, finish_max,
                      finished [{node, seconds}]}],
               simulated_in_seconds}]
 seconds are those of the simulated machine; simulated_in_seconds is what simulating all of it took here.
-ideal_seconds is a bound that no schedule beats, remote CPUs included; ideal_local_seconds one for workers
-that serve their own node and the nodes without CPUs nearest to it. of_ideal is against ideal_seconds.";
+ideal_seconds is a bound that no schedule of the pool's workers beats, on whatever nodes they work (its formula:
+examples/scale_sim/ideal.rs); ideal_local_seconds one for workers that serve their own node and the nodes without CPUs nearest to it. of_ideal is against ideal_seconds.";
 
 /// `--scenario`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

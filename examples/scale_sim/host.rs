@@ -39,6 +39,13 @@ pub enum HostError {
     NoWorkers,
 }
 
+/// The nodes that guests may have memory on, as the topology lists them: GPUs' is not theirs.
+pub fn memory_nodes(topology: &Topology) -> Vec<usize> {
+    let nodes = topology.nodes().iter().enumerate();
+    let suits = nodes.filter(|(_, node)| node.memory_allowed() && node.kind() != NodeKind::Device);
+    suits.map(|(index, _)| index).collect()
+}
+
 /// A thread that clears: the index of its node, and which part of a CPU it has.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hand {
@@ -109,13 +116,6 @@ impl Host {
 
     pub fn nodes(&self) -> usize {
         self.bandwidths.len()
-    }
-
-    /// The nodes that guests may have memory on: GPUs' is not theirs.
-    pub fn memory_nodes(&self) -> Vec<usize> {
-        let nodes = self.topology.nodes().iter().enumerate();
-        let suits = nodes.filter(|(_, node)| node.memory_allowed() && node.kind() != NodeKind::Device);
-        suits.map(|(index, _)| index).collect()
     }
 
     /// Bytes a second that the memory of a node takes.

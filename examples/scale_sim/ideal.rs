@@ -8,12 +8,16 @@
 //!   node clear it, and the memory of the nodes without CPUs that they serve: `T >= (M + sum of M' p) / L`.
 //! - **anywhere**: `T >= M / B` again. In a time `T` the workers of a node clear at most `L T` of its memory, so
 //!   that `R = max(0, M - L T)` is left to remote workers, at most `link T`; all of these have
-//!   `max(0, L T - M)` to spare on each node, and every remote byte costs them at least `p`, the least of
-//!   `p(h, n)` over the other nodes `n` that hold memory. So `sum of R <= sum of max(0, L T - M) / p`; the bound is
-//!   the least such `T`. (Clearing own memory first is best, as `p >= 1`.) It can be kept exactly where all memory
-//!   is on one node; elsewhere it may be a little less than any schedule reaches.
+//!   `max(0, L T - M)` to spare on each node. A remote byte costs the workers of `h` at least `p(h)`, the least of
+//!   `p(h, n)` over the other nodes `n` that hold memory, and one of node `n` costs anybody at least `q(n)`, the
+//!   least of `p(h, n)` over the other nodes `h` with workers. So both `sum of R <= sum of max(0, L T - M) / p` and
+//!   `sum of R q <= sum of max(0, L T - M)`; the bound is the least such `T`. (Clearing own memory first is best, as
+//!   `p >= 1`.) It can be kept exactly where all memory is on one node; elsewhere it may be less than any schedule
+//!   reaches, as far as nodes that need help are not near to all that can give it.
 //!
-//! A background rate bounds both: `T >= bytes / rate`.
+//! A background rate bounds both: `T >= bytes / rate`, but for the last chunk, which is paid for when it begins.
+//!
+//! The workers are the pool's: threads that are bound to nothing may find CPUs that have more time.
 
 use crate::host::Host;
 use crate::machine::Plan;
@@ -56,16 +60,39 @@ pub fn ideal(host: &Host, plan: &Plan, bytes: &[u64], rate: Option<u64>) -> Idea
 }
 
 fn anywhere(host: &Host, bytes: &[f64], own: &[f64], least: f64, enough: f64) -> f64 {
-    let dearest = |helper: usize| {
-        let others = (0..host.nodes()).filter(|node| *node != helper && bytes[*node] > 0.0);
-        others.map(|node| host.penalty(helper, node)).fold(f64::INFINITY, f64::min)
+    let nodes = || 0..host.nodes();
+    let cheapest = |penalties: &mut dyn Iterator<Item = f64>| penalties.fold(f64::INFINITY, f64::min);
+    let holds = |node: &usize| bytes[*node] > 0.0;
+    let works = |node: &usize| own[*node] > 0.0;
+    let giving = |helper: usize| {
+        cheapest(
+            &mut nodes().filter(holds).filter(|node| *node != helper).map(|node| host.penalty(helper, node)),
+        )
     };
-    let penalties: Vec<f64> = (0..host.nodes()).map(dearest).collect();
+    let getting = |node: usize| {
+        cheapest(
+            &mut nodes()
+                .filter(works)
+                .filter(|helper| *helper != node)
+                .map(|helper| host.penalty(helper, node)),
+        )
+    };
+    let giving: Vec<f64> = nodes().map(giving).collect();
+    let getting: Vec<f64> = nodes().map(getting).collect();
     let is_enough = |time: f64| {
-        let left = bytes.iter().zip(own).map(|(bytes, own)| (bytes - own * time).max(0.0));
-        let spare = bytes.iter().zip(own).map(|(bytes, own)| (own * time - bytes).max(0.0));
-        let help: f64 = spare.zip(&penalties).map(|(spare, penalty)| spare / penalty).sum();
-        left.clone().all(|left| left <= host.speeds.link * time) && left.sum::<f64>() <= help
+        let (mut left, mut cost, mut spare, mut help) = (0.0, 0.0, 0.0, 0.0);
+        for node in nodes() {
+            let rest = bytes[node] - own[node] * time;
+            if rest > host.speeds.link * time {
+                return false;
+            }
+            if rest > 0.0 {
+                (left, cost) = (left + rest, cost + rest * getting[node]);
+            } else {
+                (spare, help) = (spare - rest, help - rest / giving[node]);
+            }
+        }
+        left <= help && cost <= spare
     };
     if is_enough(least) {
         return least;

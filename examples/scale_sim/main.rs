@@ -25,6 +25,7 @@ mod layout;
 mod machine;
 mod memory;
 mod pool;
+mod queues;
 mod report;
 mod run;
 mod scenario;

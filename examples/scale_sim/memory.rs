@@ -168,7 +168,7 @@ mod tests {
         memory.begin(0.0, 1, LOCAL, 110);
         memory.begin(0.0, 2, REMOTE, 40);
         // At 10 the first has 55, the remote one 40, the second 55 of 110; then it goes on at 10 a second.
-        assert_eq!(finish_all(&mut memory), [(0, 10.0), (2, 10.0), (1, 15.5)]);
+        assert_eq!(finish_all(&mut memory), [(2, 10.0), (0, 10.0), (1, 15.5)]);
     }
 
     #[test]
@@ -187,8 +187,8 @@ mod tests {
         memory.begin(0.0, 1, REMOTE, 20);
         memory.begin(0.0, 2, LOCAL, 100);
         memory.begin(0.0, 3, LOCAL, 160);
-        // The remote ones get 2 each, the local ones 8 each, and 10 when one is alone.
-        assert_eq!(finish_all(&mut memory), [(0, 10.0), (1, 10.0), (2, 12.5), (3, 18.5)]);
+        // The remote ones get 2 each, the local ones 8 each, and 10 each when they are alone.
+        assert_eq!(finish_all(&mut memory), [(0, 10.0), (1, 10.0), (2, 12.0), (3, 18.0)]);
     }
 
     /// A change makes what was said before void.

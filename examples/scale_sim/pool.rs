@@ -5,14 +5,13 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use vm_zeroing::NodeId;
-
 use crate::agenda::Agenda;
 use crate::extent::Extent;
 use crate::host::Host;
 use crate::layout::Layout;
-use crate::machine::{Grain, Locality, Origin, Place, Plan, Queues, Quiet, Throttle};
+use crate::machine::{Grain, Locality, Origin, Place, Plan, Quiet, Throttle};
 use crate::memory::Memory;
+use crate::queues::{Lane, LaneOf, Task};
 use crate::run::Run;
 
 /// What a pool is set to, and what its steps cost in seconds.
@@ -45,12 +44,6 @@ pub const BACKGROUND: usize = 2;
 #[error("everybody sleeps, and {left} bytes are not cleared: a task was slept through")]
 pub struct Stuck {
     left: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Task {
-    extent: Extent,
-    believed: Option<NodeId>,
 }
 
 /// What happens to a worker, or to the memory of a node.
@@ -86,66 +79,6 @@ struct Worker {
     woken: u64,
 }
 
-/// The queues of one priority.
-#[derive(Debug, Clone)]
-struct Lane {
-    injectors: Vec<VecDeque<Task>>,
-    deques: Vec<VecDeque<Task>>,
-    /// How many tasks have come to each place, and how many bytes wait there.
-    arrivals: Vec<u64>,
-    waiting: Vec<u64>,
-}
-
-/// A lane as one worker sees it; counts its looks.
-struct LaneOf<'l> {
-    lane: &'l mut Lane,
-    plan: &'l Plan,
-    own: usize,
-    looks: &'l Cell<usize>,
-}
-
-impl LaneOf<'_> {
-    fn took(&mut self, place: Place, task: Option<Task>) -> Option<Task> {
-        self.lane.waiting[place] -= task?.extent.len;
-        task
-    }
-
-    fn count(&self) {
-        self.looks.set(self.looks.get() + 1);
-    }
-}
-
-impl Queues for LaneOf<'_> {
-    type Task = Task;
-
-    fn pop_own(&mut self) -> Option<Task> {
-        self.count();
-        let task = self.lane.deques[self.own].pop_back();
-        self.took(self.plan.workers()[self.own], task)
-    }
-
-    fn take_from_node(&mut self, node: Place) -> Option<Task> {
-        self.count();
-        let task = self.lane.injectors[node].pop_front();
-        self.took(node, task)
-    }
-
-    fn rob(&mut self, victim: usize) -> Option<Task> {
-        self.count();
-        let task = self.lane.deques[victim].pop_front();
-        self.took(self.plan.workers()[victim], task)
-    }
-
-    fn has_own(&self) -> bool {
-        !self.lane.deques[self.own].is_empty()
-    }
-
-    fn waiting(&self, place: Place) -> u64 {
-        self.count();
-        self.lane.waiting[place]
-    }
-}
-
 struct Pool<'a> {
     host: &'a Host,
     layout: &'a Layout,
@@ -178,13 +111,7 @@ pub fn clear(
     name: &str,
 ) -> Result<Run, Stuck> {
     let places = plan.homes().len();
-    let numbers = plan.workers().len();
-    let lane = Lane {
-        injectors: vec![VecDeque::new(); places],
-        deques: vec![VecDeque::new(); numbers],
-        arrivals: vec![0; places],
-        waiting: vec![0; places],
-    };
+    let lane = Lane::new(plan);
     let at_home = host.workers.iter().zip(plan.workers());
     let workers: Vec<Worker> = at_home
         .map(|(_, home)| Worker {
@@ -251,22 +178,15 @@ impl Pool<'_> {
 
     /// `Shared::send`
     fn send(&mut self, place: Place, task: Task, now: f64) {
-        self.lanes[self.settings.lane].waiting[place] += task.extent.len;
-        self.lanes[self.settings.lane].injectors[place].push_back(task);
-        self.arrived(place, now);
+        self.lanes[self.settings.lane].queue(place, None, task);
+        self.wake_near(place, now);
     }
 
     /// `Hands::offer`
     fn offer(&mut self, worker: usize, task: Task, now: f64) {
-        self.lanes[self.settings.lane].waiting[self.workers[worker].home] += task.extent.len;
-        self.lanes[self.settings.lane].deques[worker].push_back(task);
-        self.arrived(self.workers[worker].home, now);
-    }
-
-    /// `Shared::arrived`
-    fn arrived(&mut self, place: Place, now: f64) {
-        self.lanes[self.settings.lane].arrivals[place] += 1;
-        self.wake_near(place, now);
+        let home = self.workers[worker].home;
+        self.lanes[self.settings.lane].queue(home, Some(worker), task);
+        self.wake_near(home, now);
     }
 
     /// `Shared::wake_near`

@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use crate::args::Args;
-use crate::host::Host;
+use crate::host::{Host, memory_nodes};
 use crate::scenario::Outcome;
 
 /// The JSON document.
@@ -34,7 +34,7 @@ impl Machine {
     pub fn new(host: &Host, args: &Args) -> Self {
         Self {
             nodes: host.nodes(),
-            memory_nodes: host.memory_nodes().len(),
+            memory_nodes: memory_nodes(&host.topology).len(),
             cpus: host.cpus().len(),
             workers: host.workers.len(),
             node_gbps: args.node_gbps,
@@ -104,7 +104,7 @@ pub fn table(outcome: &Outcome) -> String {
     }
     let (regions, plural) = (outcome.regions, if outcome.regions == 1 { "" } else { "s" });
     format!(
-        "{}: {}; {} in {regions} region{plural} (simulated in {:.1} s)\n{table}",
+        "{}: {}\n{} in {regions} region{plural}; simulated in {:.1} s\n{table}",
         outcome.scenario,
         outcome.what,
         size(outcome.bytes),

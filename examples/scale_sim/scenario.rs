@@ -8,7 +8,7 @@ use vm_zeroing::Topology;
 
 use crate::Failure;
 use crate::args::{Args, Scenario, Slowed};
-use crate::host::{Host, HostError, Speeds};
+use crate::host::{Host, HostError, Speeds, memory_nodes};
 use crate::ideal::{Ideal, ideal};
 use crate::layout::{Layout, Plot};
 use crate::machine::{Grain, Locality};
@@ -53,25 +53,34 @@ pub fn asked(args: &Args) -> Vec<Scenario> {
 }
 
 /// The arguments with what the scenario adds.
-fn added(scenario: Scenario, args: &Args, topology: &Topology) -> Result<Args, Failure> {
+fn added(scenario: Scenario, args: &Args, topology: &Topology) -> Args {
     let mut args = args.clone();
-    let half = |number| vec![Slowed { number, part: 0.5 }];
-    let with_cpus = || topology.nodes().iter().filter(|node| !node.allowed_cpus().is_empty());
-    let middle = with_cpus().nth(with_cpus().count() / 2).map_or(0, |node| node.id().0);
-    let first =
-        || topology.nodes().iter().find(|node| node.memory_allowed() && !node.allowed_cpus().is_empty());
+    let nodes = topology.nodes();
+    let has_cpus = |node: &usize| !nodes[*node].allowed_cpus().is_empty();
+    let with_memory = memory_nodes(topology);
+    let with_cpus: Vec<usize> = (0..nodes.len()).filter(has_cpus).collect();
+    let id = |node: Option<&usize>| node.map_or(0, |node| nodes[*node].id().0);
+    let half_of_the_middle = |among: &[usize]| half(id(among.get(among.len() / 2)));
     match scenario {
-        Scenario::Even | Scenario::All => {}
-        Scenario::OneNode if args.on_node.is_none() => {
-            args.on_node = Some(first().map_or(0, |node| node.id().0));
+        Scenario::OneNode => {
+            let first = with_memory.iter().find(|node| has_cpus(node)).or(with_memory.first());
+            args.on_node = Some(args.on_node.unwrap_or(id(first)));
+            args.skew = None;
         }
-        Scenario::SlowNode if args.slow_node.is_empty() => args.slow_node = half(middle),
-        Scenario::BusyNode if args.busy_node.is_empty() => args.busy_node = half(middle),
+        Scenario::SlowNode if args.slow_node.is_empty() => args.slow_node = half_of_the_middle(&with_memory),
+        Scenario::BusyNode if args.busy_node.is_empty() => args.busy_node = half_of_the_middle(&with_cpus),
         Scenario::StolenCpu if args.slow_worker.is_empty() => args.slow_worker = half(0),
-        Scenario::Skew if args.skew.is_none() => args.skew = Some(4.0),
+        Scenario::Skew => {
+            args.skew = Some(args.skew.unwrap_or(4.0));
+            args.on_node = None;
+        }
         _ => {}
     }
-    Ok(args)
+    args
+}
+
+fn half(number: u32) -> Vec<Slowed> {
+    vec![Slowed { number, part: 0.5 }]
 }
 
 fn speeds(args: &Args) -> Speeds {
@@ -95,7 +104,7 @@ pub fn host(args: &Args, topology: &Topology) -> Result<Host, Failure> {
 }
 
 fn layout(scenario: Scenario, args: &Args, host: &Host, chunk: u64) -> Result<Layout, Failure> {
-    let holders = host.memory_nodes();
+    let holders = memory_nodes(&host.topology);
     if holders.is_empty() {
         return Err(Failure::input("no node of this machine has memory for guests; give another --tree"));
     }
@@ -149,7 +158,7 @@ fn longest(chunk: u64) -> u64 {
 /// Lets everybody clear the same memory on the same machine.
 pub fn play(scenario: Scenario, args: &Args, topology: &Topology) -> Result<Outcome, Failure> {
     let begun = Instant::now();
-    let args = added(scenario, args, topology)?;
+    let args = added(scenario, args, topology);
     let host = host(&args, topology)?;
     let settings = settings(&args);
     let layout = layout(scenario, &args, &host, settings.chunk)?;
