@@ -335,10 +335,13 @@ impl ZeroingServiceBuilder {
     /// Measures which methods are the fastest here, with the CPU, topology and workers of this builder; give
     /// the result to [`calibration`](Self::calibration), or save it for this model of machine.
     ///
-    /// Takes `budget` and no longer (50 ms are enough for the lengths that a service clears; seconds give
-    /// steadier figures and the lengths beyond a large cache), memory of its own, and all workers of one
-    /// node: ask for it before guests run, once a host. What the time or the memory does not allow follows
-    /// the rule of [`CpuDescription::choose`], and the result says so.
+    /// Takes `budget`, and a few milliseconds more at most unless other processes want the CPUs. 50 ms are enough
+    /// for runs of 4 KiB to 4 MiB, all that a service clears, and mostly for 16 MiB; 200 ms for 64 MiB, too (two
+    /// workers of a Zen 5); a last cache of more than 32 MiB adds a longer run, which takes seconds.
+    ///
+    /// Uses memory of its own, an eighth of what is free at most, on hugepages if there are free ones, and all
+    /// workers of one node: ask for it before guests run, once a host. What the time or the memory does not allow
+    /// follows the rule of [`CpuDescription::choose`], and the result says so.
     ///
     /// # Errors
     ///
