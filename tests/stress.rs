@@ -190,7 +190,7 @@ impl Driver<'_> {
 
     fn job(&mut self) {
         let guest = Guest::new(&mut self.dice);
-        let priority = self.dice.pick(&Priority::ALL);
+        let priority = self.dice.pick(Priority::ALL);
         let request = guest.request(&mut self.dice, priority);
         let job = self.house.service().submit(request).unwrap();
         match self.dice.below(8) {
