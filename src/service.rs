@@ -306,6 +306,8 @@ impl ZeroingServiceBuilder {
     /// all there: that takes less time than waking a worker. 0: none is, for event loops that want it so.
     /// Unless said, what one worker clears in 200 µs by the calibration, 4 MiB at most; 2 MiB without one.
     ///
+    /// Linux tells since 6.11 whether a store would meet a page; before that, none is small.
+    ///
     /// Background jobs are left to the workers, and so are those of threads at `SCHED_IDLE` or `SCHED_BATCH` and of
     /// memory that a file system has a say in. So are the later ones of a burst: while a job that was
     /// so done has not been waited for, more of them are queued.

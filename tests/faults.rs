@@ -124,7 +124,9 @@ fn hugepages_run_out_in_the_last_region() {
         assert!(cause.to_string().contains("hugepages"), "names the remedy: {cause}");
         let last = 28 * HUGE;
         assert!(start >= last);
-        assert_eq!(sum(&report, failed), 2 * HUGE);
+        // A boot ends with the first of them, where a chunk has only one.
+        let could_not_be_had = sum(&report, failed);
+        assert!(could_not_be_had == 2 * HUGE || intent == Intent::Boot && could_not_be_had == HUGE);
         for range in report.ranges.iter().filter(|range| range.start < last) {
             match range.outcome {
                 Outcome::Erased => assert!(is_zero(&*memory, range.start, range.len)),

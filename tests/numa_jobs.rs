@@ -7,7 +7,7 @@ mod machines;
 use std::sync::{Arc, Mutex};
 
 use machines::{
-    CHUNK, Deed, Gate, PAGE, Witness, anonymous, assert_on, assert_zero, bind, cpu_nodes, fill, host,
+    CHUNK, Deed, Gate, LEAST, PAGE, Witness, anonymous, assert_on, assert_zero, bind, cpu_nodes, fill, host,
     memory_nodes, node_of_cpu, nodes_of, occupy, one_worker_on_each, several_nodes, topology_of,
     without_huge_pages, witnessed,
 };
@@ -111,11 +111,11 @@ fn misplaced_chunks_go_to_the_node_of_their_pages() {
             }
         }
     });
-    let memory = witnessed(2 * CHUNK, &witness);
-    bind(host(&*memory, 0), 2 * CHUNK, there);
-    fill(&*memory, 0, 2 * CHUNK);
-    bind(host(&*memory, 0), 2 * CHUNK, here);
-    assert_on(there, host(&*memory, 0), 2 * CHUNK, PAGE);
+    let memory = witnessed(2 * LEAST, &witness);
+    bind(host(&*memory, 0), 2 * LEAST, there);
+    fill(&*memory, 0, 2 * LEAST);
+    bind(host(&*memory, 0), 2 * LEAST, here);
+    assert_on(there, host(&*memory, 0), 2 * LEAST, PAGE);
 
     let job = service.zero(&memory, Intent::Teardown).unwrap();
     worker_here.release();
@@ -124,15 +124,15 @@ fn misplaced_chunks_go_to_the_node_of_their_pages() {
     let first_clear = so_far.iter().position(|event| matches!(event.deed, Deed::Cleared(_))).unwrap();
     assert!(so_far.iter().all(|event| node_of_cpu(event.cpu) == here), "the other one is busy: {so_far:?}");
     assert!(
-        so_far[..first_clear].iter().any(|event| event.offset == CHUNK && event.deed == Deed::Asked),
+        so_far[..first_clear].iter().any(|event| event.offset == LEAST && event.deed == Deed::Asked),
         "both chunks are looked at before one is cleared, since both belong elsewhere: {so_far:?}"
     );
     worker_there.release();
     let report = job.wait().unwrap();
-    assert_zero(&*memory, 0, 2 * CHUNK);
+    assert_zero(&*memory, 0, 2 * LEAST);
     let by: Vec<NodeId> = witness.cleared().iter().map(|(_, _, cpu)| node_of_cpu(*cpu)).collect();
     assert_eq!(by, [here, there]);
-    assert_eq!((report.node_local_bytes, report.node_remote_bytes), (CHUNK, CHUNK));
+    assert_eq!((report.node_local_bytes, report.node_remote_bytes), (LEAST, LEAST));
 }
 
 /// An idle worker helps the nearest node first.
@@ -164,16 +164,16 @@ fn help_goes_to_the_nearest_node_first() {
                     order.lock().unwrap().push((node, node_of_cpu(event.cpu)));
                 }
             });
-            let memory = witnessed(CHUNK, &witness);
-            bind(host(&*memory, 0), CHUNK, node);
+            let memory = witnessed(LEAST, &witness);
+            bind(host(&*memory, 0), LEAST, node);
             (service.zero(&memory, Intent::Teardown).unwrap(), memory)
         })
         .collect();
     busy.remove(&helper).unwrap().release();
     for (job, memory) in jobs {
         let report = job.wait().unwrap();
-        assert_eq!((report.node_local_bytes, report.node_remote_bytes), (0, CHUNK));
-        assert_zero(&*memory, 0, CHUNK);
+        assert_eq!((report.node_local_bytes, report.node_remote_bytes), (0, LEAST));
+        assert_zero(&*memory, 0, LEAST);
     }
     assert_eq!(*order.lock().unwrap(), [(near, helper), (far, helper)]);
     for (_, busy) in busy {

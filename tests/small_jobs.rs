@@ -15,8 +15,8 @@ use common::mapped::Mapped;
 use common::uffd::Userfaultfd;
 use common::wakeups::asleep;
 use common::{
-    KIB, MIB, PAGE, all_zero, assert_exact, exactly, fill, is_child, is_pattern, is_zero, memfd, one_node,
-    readable, run_child, two_nodes,
+    KIB, MIB, PAGE, all_zero, assert_exact, exactly, fill, is_child, is_pattern, is_zero, kernel_is_at_least,
+    memfd, one_node, readable, run_child, two_nodes,
 };
 use vm_memory::bitmap::{AtomicBitmap, Bitmap};
 use vm_memory::{
@@ -28,6 +28,11 @@ use vm_zeroing::{
 };
 
 const LEN: u64 = 256 * KIB;
+
+/// Whether the kernel tells, without a page fault, that a store would meet a page (`PROCMAP_QUERY`).
+fn presence_is_known() -> bool {
+    kernel_is_at_least((6, 11), "skipped: that pages are there is not known, so workers do all jobs")
+}
 
 type Memory = Arc<GuestMemoryMmap<()>>;
 
@@ -73,6 +78,9 @@ fn done_here(service: &ZeroingService, request: ZeroRequest) -> (bool, Job) {
 
 #[test]
 fn done_within_submit() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     for intent in [Intent::Teardown, Intent::Boot] {
         for strategy in [Strategy::Overwrite, Strategy::Populate] {
@@ -97,6 +105,9 @@ fn done_within_submit() {
 /// Of every shape, kind and priority but one.
 #[test]
 fn of_any_kind() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     let memory = used(LEN);
     let ranges = [(GuestAddress(5), 3 * PAGE), (GuestAddress(LEN - 77), 77), (GuestAddress(9 * PAGE), 1)];
@@ -130,6 +141,9 @@ fn of_any_kind() {
 /// What was written is marked before anybody can ask (R38).
 #[test]
 fn pages_are_marked_dirty() {
+    if !presence_is_known() {
+        return;
+    }
     let memory = GuestMemoryMmap::<AtomicBitmap>::from_ranges(&[(GuestAddress(0), LEN as usize)]).unwrap();
     fill(&memory, 0, LEN);
     let memory = Arc::new(memory);
@@ -144,6 +158,9 @@ fn pages_are_marked_dirty() {
 /// A lease that is small enough is zero again when `recycle` returns.
 #[test]
 fn slabs_of_a_pool() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     let node = service.topology().nodes()[0].id();
     let pool = HugepagePool::builder(&service).page_size(PageSize::Base).capacity(node, 4 * LEN);
@@ -159,6 +176,9 @@ fn slabs_of_a_pool() {
 /// Where the border is, and that there need not be one.
 #[test]
 fn up_to_a_number_of_bytes() {
+    if !presence_is_known() {
+        return;
+    }
     let by_default = 2 * MIB;
     for (service, most) in [
         (service(), by_default),
@@ -181,6 +201,9 @@ fn up_to_a_number_of_bytes() {
 
 #[test]
 fn background_jobs_are_the_workers() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     for (intent, priority) in [
         (Intent::Background, Priority::Background),
@@ -195,6 +218,9 @@ fn background_jobs_are_the_workers() {
 /// One page of many that would have to be had from the host first: the caller does not wait for it.
 #[test]
 fn absent_pages_are_the_workers() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     for absent in [0, 7, LEN / PAGE - 1] {
         for intent in [Intent::Boot, Intent::Teardown] {
@@ -218,6 +244,9 @@ fn absent_pages_are_the_workers() {
 /// A handler of page faults that does not answer holds a worker up, not the event loop that submits.
 #[test]
 fn missing_pages_of_a_userfaultfd_are_the_workers() {
+    if !presence_is_known() {
+        return;
+    }
     run_child("missing_pages_of_a_userfaultfd_child");
 }
 
@@ -244,6 +273,9 @@ fn missing_pages_of_a_userfaultfd_child() {
 /// The later ones of a burst are shared out; whoever waits, or forgets, begins anew.
 #[test]
 fn the_later_ones_of_a_burst_are_the_workers() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     let submit = || service.zero(&used(LEN), Intent::Teardown).unwrap();
     let is_here = |job: &Job| is_the_callers(&all_zero(job));
@@ -274,6 +306,9 @@ fn the_later_ones_of_a_burst_are_the_workers() {
 /// Each thread that submits does its own, as long as nobody else's is open.
 #[test]
 fn from_many_threads() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -292,6 +327,9 @@ fn from_many_threads() {
 /// Workers that are busy are none of its business.
 #[test]
 fn nobody_else_need_be_free() {
+    if !presence_is_known() {
+        return;
+    }
     let service = exactly(1).small_job(MIB).build().unwrap();
     let gate = Gate::after(0);
     let held_up = hooked_memory(2 * MIB, {
@@ -311,6 +349,9 @@ fn nobody_else_need_be_free() {
 /// A caller sits on any node: where only workers of a page's node may clear it, it does not.
 #[test]
 fn local_only_is_kept_to() {
+    if !presence_is_known() {
+        return;
+    }
     let on = |topology, locality| {
         let service = ZeroingService::builder().topology(topology).locality(locality).build().unwrap();
         done_here(&service, ZeroRequest::new(&used(LEN))).0
@@ -322,6 +363,9 @@ fn local_only_is_kept_to() {
 
 #[test]
 fn a_deadline_in_the_past() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     let memory = used(LEN);
     let job = service.submit(ZeroRequest::new(&memory).deadline(Instant::now())).unwrap();
@@ -353,6 +397,9 @@ fn panics(nth: usize) -> (Arc<HookedMemory>, Arc<AtomicBool>) {
 /// A memory object that panics, wherever it is asked: the job fails, `submit` returns, and the service goes on.
 #[test]
 fn a_memory_object_that_panics() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     // While it is made ready, and while it is cleared.
     for nth in 0..2 {
@@ -374,6 +421,9 @@ fn a_memory_object_that_panics() {
 /// A file that is too short, found out by the caller's thread as by a worker: no signal, an exact report.
 #[test]
 fn a_truncated_file() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     let file = memfd(LEN);
     let backing = FileOffset::new(file.try_clone().unwrap(), 0);
@@ -388,6 +438,9 @@ fn a_truncated_file() {
 
 #[test]
 fn no_worker_is_woken() {
+    if !presence_is_known() {
+        return;
+    }
     run_child("no_worker_is_woken_child");
 }
 
@@ -415,6 +468,9 @@ fn no_worker_is_woken_child() {
 /// Regions count together, and one that is not ready is enough.
 #[test]
 fn several_regions() {
+    if !presence_is_known() {
+        return;
+    }
     let service = service();
     let regions = |number: u64, filled: bool| {
         let memory =

@@ -233,16 +233,21 @@ pub fn worker_threads() -> Vec<(u32, String)> {
         .collect()
 }
 
-/// Whether holes of memory files are believed: since Linux 6.6.
-pub fn holes_are_believed() -> bool {
+/// Whether the kernel is this one or a newer one; says aloud what it would be needed for.
+pub fn kernel_is_at_least(version: (u32, u32), what_for: &str) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
-    let believed = (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 6);
-    if !believed {
-        println!("holes of memory files prove nothing on Linux {release}");
+    let is_new = (numbers.next().unwrap(), numbers.next().unwrap()) >= version;
+    if !is_new {
+        println!("{what_for} on Linux {}", release.trim());
     }
-    believed
+    is_new
+}
+
+/// Whether holes of memory files are believed: since Linux 6.6.
+pub fn holes_are_believed() -> bool {
+    kernel_is_at_least((6, 6), "holes of memory files prove nothing")
 }
 
 /// A memory file of base pages.

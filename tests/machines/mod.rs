@@ -27,8 +27,10 @@ use vm_zeroing::{Intent, Job, NodeId, Topology, ZeroingService};
 pub const MIB: u64 = 1 << 20;
 pub const PAGE: u64 = 4096;
 pub const HUGE: u64 = 2 << 20;
-/// What a worker claims at once.
+/// What a worker claims at once, if that takes no longer than a millisecond.
 pub const CHUNK: u64 = 4 << 20;
+/// However long that takes, no less than this.
+pub const LEAST: u64 = 64 << 10;
 
 /// How long a test waits for what must happen, before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -192,9 +194,11 @@ pub fn topology_of(nodes: &[NodeId]) -> Topology {
     Topology::detect().unwrap().restrict_cpus(&cpus).unwrap()
 }
 
-/// One worker on each of these nodes, none elsewhere.
+/// One worker on each of these nodes, none elsewhere. They take the least at a time, for tests that know chunks by
+/// number.
 pub fn one_worker_on_each(nodes: &[NodeId]) -> ZeroingService {
-    let service = ZeroingService::builder().topology(topology_of(nodes)).workers_per_node(1).build().unwrap();
+    let builder = ZeroingService::builder().topology(topology_of(nodes)).workers_per_node(1);
+    let service = builder.chunk(LEAST).build().unwrap();
     assert_eq!(service.workers(), nodes.len());
     service
 }
@@ -322,6 +326,11 @@ pub struct Busy {
 }
 
 impl Busy {
+    /// A job whose worker waits at this gate.
+    pub fn new(gate: Arc<Gate>, job: Job) -> Self {
+        Self { gate, job }
+    }
+
     pub fn release(self) {
         self.gate.open();
         self.job.wait().unwrap();
