@@ -132,7 +132,8 @@ pub struct Args {
 
 const JSON: &str = "\
 JSON: one object.
-  machine {nodes, memory_nodes, cpus, workers, node_gbps, core_gbps, remote_penalty, link_gbps}, notes, and
+  machine {nodes, memory_nodes, cpus, workers, node_gbps, core_gbps, remote_penalty, link_gbps,
+           wake_us, steal_us, look_ns, lock_ns}, notes, and
   scenarios [{scenario, what, bytes, regions, ideal_seconds, ideal_local_seconds,
               runs [{name, threads, seconds, of_ideal, local_share, local_bytes, remote_bytes, chunks,
                      steals_near, steals_far, helped_out, wakes, sent_home, finish_min, finish_median, finish_max,

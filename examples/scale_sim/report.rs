@@ -28,6 +28,10 @@ pub struct Machine {
     pub core_gbps: f64,
     pub remote_penalty: f64,
     pub link_gbps: Option<f64>,
+    pub wake_us: f64,
+    pub steal_us: f64,
+    pub look_ns: f64,
+    pub lock_ns: f64,
 }
 
 impl Machine {
@@ -41,16 +45,23 @@ impl Machine {
             core_gbps: args.core_gbps,
             remote_penalty: args.remote_penalty,
             link_gbps: args.link_gbps,
+            wake_us: args.wake_us,
+            steal_us: args.steal_us,
+            look_ns: args.look_ns,
+            lock_ns: args.lock_ns,
         }
     }
 
     pub fn show(&self) -> String {
         let Self { nodes, memory_nodes, cpus, workers, node_gbps, core_gbps, remote_penalty, .. } = self;
-        let link = self.link_gbps.map_or(String::new(), |link| format!(", {link} GB/s from others"));
+        let Self { wake_us, steal_us, look_ns, lock_ns, .. } = self;
+        let link = self.link_gbps.map_or(String::new(), |link| format!(", {link} GB/s from other nodes"));
         format!(
             "{nodes} nodes ({memory_nodes} with memory), {cpus} CPUs, {workers} workers\n\
              a node's memory takes {node_gbps} GB/s{link}; a core stores {core_gbps} GB/s, {remote_penalty} times \
-             slower at distance 20"
+             slower at distance 20\n\
+             a wake takes {wake_us} us, a steal {steal_us} us, a look at a queue {look_ns} ns, each of a chunk's \
+             three holds of its job's lock {lock_ns} ns"
         )
     }
 }
