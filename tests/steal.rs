@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use common::hooked::{Answer, Gate, HookedMemory, hooked, memory_of};
-use common::{MIB, all_zero, exactly, fill, is_pattern, is_zero};
-use vm_zeroing::{Intent, Job, Report, WorkerShare};
+use common::{KIB, all_zero, exactly, fill, is_pattern, is_zero};
+use vm_zeroing::{Intent, Job, Report, Strategy, WorkerShare, ZeroRequest};
 
-const LEN: u64 = 16 * MIB;
+/// The shortest chunk there is: however long one takes, workers take no less.
+const CHUNK: u64 = 64 * KIB;
+const LEN: u64 = 16 * CHUNK;
 
 /// Which thread asked for what, in the order of time. (Twice a chunk: before it is made present, before the stores.)
 type Log = Arc<Mutex<Vec<(ThreadId, u64, u64)>>>;
@@ -64,22 +66,24 @@ fn share(report: &Report, such: impl Fn(&WorkerShare) -> bool) -> WorkerShare {
 #[test]
 fn whoever_has_time_does_the_rest() {
     for intent in [Intent::Teardown, Intent::Boot, Intent::Background] {
-        let service = exactly(2).chunk(MIB).build().unwrap();
+        let service = exactly(2).chunk(CHUNK).build().unwrap();
         let gate = Gate::after(0);
-        let (memory, log) = watched(0, MIB, &gate);
-        let job = service.zero(&memory, intent).unwrap();
-        wait_for_bytes(&job, LEN - MIB);
+        let (memory, log) = watched(0, CHUNK, &gate);
+        // (To make pages present, whole hugepages are taken.)
+        let request = ZeroRequest::new(&memory).intent(intent).strategy(Strategy::Overwrite);
+        let job = service.submit(request).unwrap();
+        wait_for_bytes(&job, LEN - CHUNK);
         assert!(!job.is_over());
-        assert!(is_zero(&*memory, MIB, LEN - MIB) && is_pattern(&*memory, 0, MIB));
+        assert!(is_zero(&*memory, CHUNK, LEN - CHUNK) && is_pattern(&*memory, 0, CHUNK));
         let held = log.lock().unwrap().iter().find(|(_, offset, _)| *offset == 0).unwrap().0;
-        assert_eq!(runs(&log, |thread| thread == held), [(0, MIB)]);
-        let halves = [(8, 16), (4, 8), (2, 4), (1, 2)].map(|(from, to)| (from * MIB, to * MIB));
+        assert_eq!(runs(&log, |thread| thread == held), [(0, CHUNK)]);
+        let halves = [(8, 16), (4, 8), (2, 4), (1, 2)].map(|(from, to)| (from * CHUNK, to * CHUNK));
         assert_eq!(runs(&log, |thread| thread != held), halves, "the far half first, each from its start on");
         gate.open();
         let report = all_zero(&job);
-        let thief = share(&report, |share| share.bytes == LEN - MIB);
-        assert_eq!(share(&report, |share| share.bytes == MIB).chunks, 1);
-        assert!(thief.chunks >= LEN / MIB - 1);
+        let thief = share(&report, |share| share.bytes == LEN - CHUNK);
+        assert_eq!(share(&report, |share| share.bytes == CHUNK).chunks, 1);
+        assert!(thief.chunks >= LEN / CHUNK - 1);
         assert_eq!(report.steals, thief.chunks, "all that it did was another one's");
         assert!(is_zero(&*memory, 0, LEN));
     }
@@ -88,7 +92,7 @@ fn whoever_has_time_does_the_rest() {
 /// A worker that nobody disturbs goes from the first byte to the last.
 #[test]
 fn the_owner_ascends() {
-    let service = exactly(1).chunk(MIB).build().unwrap();
+    let service = exactly(1).chunk(CHUNK).build().unwrap();
     let gate = Gate::after(0);
     let (memory, log) = watched(0, 0, &gate);
     let report = all_zero(&service.zero(&memory, Intent::Teardown).unwrap());
@@ -99,16 +103,16 @@ fn the_owner_ascends() {
 /// Of several that are held up, each keeps one chunk, and one that is free is enough for the rest.
 #[test]
 fn one_that_is_free_is_enough() {
-    let service = exactly(4).chunk(MIB).build().unwrap();
+    let service = exactly(4).chunk(CHUNK).build().unwrap();
     let gate = Gate::after(0);
-    let held: Vec<_> = (0..3).map(|number| watched(2 * number * LEN, MIB, &gate).0).collect();
+    let held: Vec<_> = (0..3).map(|number| watched(2 * number * LEN, CHUNK, &gate).0).collect();
     let jobs: Vec<Job> = held.iter().map(|memory| service.zero(memory, Intent::Teardown).unwrap()).collect();
-    jobs.iter().for_each(|job| wait_for_bytes(job, LEN - MIB));
+    jobs.iter().for_each(|job| wait_for_bytes(job, LEN - CHUNK));
     assert!(jobs.iter().all(|job| !job.is_over()));
     gate.open();
     for (job, number) in jobs.iter().zip(0..) {
         let report = all_zero(job);
-        assert!(report.steals >= LEN / MIB - 1, "{report:?}");
+        assert!(report.steals >= LEN / CHUNK - 1, "{report:?}");
         assert!(is_zero(&*held[number as usize], 2 * number * LEN, LEN));
     }
 }
@@ -116,18 +120,18 @@ fn one_that_is_free_is_enough() {
 /// What is taken from the node's queue is nobody's, and so not stolen.
 #[test]
 fn queued_regions_are_not_stolen() {
-    let service = exactly(3).chunk(MIB).build().unwrap();
-    let regions = (0..40).map(|number| hooked(number * 2 * MIB, MIB / 2, |_, _| Answer::AsAsked));
+    let service = exactly(3).chunk(CHUNK).build().unwrap();
+    let regions = (0..40).map(|number| hooked(number * 2 * CHUNK, CHUNK / 2, |_, _| Answer::AsAsked));
     let memory = memory_of(regions.collect());
     let report = all_zero(&service.zero(&memory, Intent::Teardown).unwrap());
     assert_eq!(report.steals, 0);
-    assert_eq!(report.workers.iter().map(|share| share.bytes).sum::<u64>(), 20 * MIB);
+    assert_eq!(report.workers.iter().map(|share| share.bytes).sum::<u64>(), 20 * CHUNK);
 }
 
 /// Whatever is split and stolen by whom, each byte is done once.
 #[test]
 fn each_byte_once() {
-    let service = exactly(6).chunk(64 << 10).build().unwrap();
+    let service = exactly(6).chunk(CHUNK).build().unwrap();
     for turn in 0..10 {
         let gate = Gate::after(0);
         gate.open();

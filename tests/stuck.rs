@@ -21,11 +21,14 @@ use common::hooked::{Answer, Gate, hooked_memory};
 use common::limits::never_hang;
 use common::uffd::{Handler, Userfaultfd};
 use common::{
-    MIB, all_zero, assert_exact, bytes, fill, is_child, is_zero, one_node, readable, run_child, service_with,
-    sum, worker_threads,
+    KIB, MIB, all_zero, assert_exact, bytes, exactly, fill, is_child, is_zero, readable, run_child, sum,
+    worker_threads,
 };
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vm_zeroing::{Intent, Job, JobError, Outcome, ThreadKind, ZeroRequest, ZeroingService};
+
+/// The shortest chunk there is: however long one takes, workers take no less.
+const CHUNK: u64 = 64 * KIB;
 
 /// Long enough for whatever ends a job by itself.
 const LONG_MS: i32 = 60_000;
@@ -34,6 +37,10 @@ type Memory = Arc<GuestMemoryMmap<()>>;
 
 fn anonymous(len: u64) -> Memory {
     Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len as usize)]).unwrap())
+}
+
+fn service_with(workers: usize) -> ZeroingService {
+    exactly(workers).chunk(CHUNK).build().unwrap()
 }
 
 /// Memory whose pages nobody brings.
@@ -75,7 +82,7 @@ impl Answered {
 
 /// A job whose only worker stands before a page that nobody brings.
 fn stuck(service: &ZeroingService, deadline: Duration) -> Option<(Job, Missing)> {
-    let missing = Missing::new(MIB)?;
+    let missing = Missing::new(CHUNK)?;
     let request = ZeroRequest::new(&missing.memory).deadline(Instant::now() + deadline);
     let job = service.submit(request).unwrap();
     missing.handler.wait_for_a_fault();
@@ -147,7 +154,7 @@ in_children! {
     the_descriptor_tells_of_a_deadline_that_nobody_waits_for => deadline_child {
         let service = service_with(1);
         let Some((job, missing)) = stuck(&service, Duration::from_millis(200)) else { return };
-        ends_stalled(&job, MIB);
+        ends_stalled(&job, CHUNK);
         let (memory, _handler) = missing.answer_late();
         memory.assert_nothing_was_stored();
     }
@@ -157,7 +164,7 @@ in_children! {
         let Some((job, missing)) = stuck(&service, Duration::from_secs(3600)) else { return };
         job.cancel();
         job.cancel();
-        ends_stalled(&job, MIB);
+        ends_stalled(&job, CHUNK);
         let (memory, _handler) = missing.answer_late();
         memory.assert_nothing_was_stored();
     }
@@ -181,7 +188,7 @@ in_children! {
         for turn in 0..6 {
             let Some((job, missing)) = stuck(&service, Duration::from_secs(3600)) else { return };
             job.cancel();
-            ends_stalled(&job, MIB);
+            ends_stalled(&job, CHUNK);
             works(&service);
             let (memory, _handler) = missing.answer_late();
             memory.assert_nothing_was_stored();
@@ -198,8 +205,8 @@ in_children! {
     all_of_several_workers => all_of_several_child {
         let service = service_with(4);
         let count = service.workers();
-        let Some(missing) = Missing::new(count as u64 * 4 * MIB) else { return };
-        let job = service.zero(&missing.memory, Intent::Boot).unwrap();
+        let Some(missing) = Missing::new(count as u64 * CHUNK) else { return };
+        let job = service.zero(&missing.memory, Intent::Teardown).unwrap();
         missing.handler.wait_for_faults(count);
         job.cancel();
         ends_stalled(&job, missing.len);
@@ -221,11 +228,11 @@ in_children! {
             for _ in 0..2 {
                 let Some((job, missing)) = stuck(&service, Duration::from_secs(3600)) else { return };
                 job.cancel();
-                ends_stalled(&job, MIB);
+                ends_stalled(&job, CHUNK);
                 held.push(Some(missing));
             }
             // Nobody is left to begin the third: it ends when it is told to, and its bytes are in nobody's hands.
-            let third = Missing::new(MIB).unwrap();
+            let third = Missing::new(CHUNK).unwrap();
             let job = service.zero(&third.memory, Intent::Teardown).unwrap();
             job.cancel();
             assert!(job.is_over());
@@ -267,13 +274,13 @@ in_children! {
         fill(&*memory, 0, len);
         let background = service.zero(&memory, Intent::Background).unwrap();
         gate.wait_for_somebody();
-        let Some(missing) = Missing::new(MIB) else { return };
+        let Some(missing) = Missing::new(CHUNK) else { return };
         let job = service.zero(&missing.memory, Intent::Boot).unwrap();
         gate.open();
         missing.handler.wait_for_a_fault();
         assert!(!background.is_over());
         job.cancel();
-        ends_stalled(&job, MIB);
+        ends_stalled(&job, CHUNK);
         assert!(readable(background.completion_fd().unwrap(), LONG_MS), "forgotten in the deque");
         assert_exact(&*memory, &all_zero(&background), &[(0, len)]);
         let (memory, _handler) = missing.answer_late();
@@ -284,12 +291,12 @@ in_children! {
     /// A background job that is stuck is ended and replaced like any other.
     background_work => background_child {
         let service = service_with(1);
-        let Some(missing) = Missing::new(MIB) else { return };
+        let Some(missing) = Missing::new(CHUNK) else { return };
         let job = service.zero(&missing.memory, Intent::Background).unwrap();
         missing.handler.wait_for_a_fault();
         service.set_background_rate(Some(0));
         job.cancel();
-        ends_stalled(&job, MIB);
+        ends_stalled(&job, CHUNK);
         service.set_background_rate(None);
         works(&service);
         let (memory, _handler) = missing.answer_late();
@@ -306,7 +313,7 @@ in_children! {
         let memory = Arc::clone(&missing.memory);
         let (_, _handler) = missing.answer_late();
         all_zero(&job);
-        assert!(is_zero(&*memory, 0, MIB), "what the handler brought is overwritten");
+        assert!(is_zero(&*memory, 0, CHUNK), "what the handler brought is overwritten");
         assert_eq!(workers(&service, 1), BTreeSet::from([0]));
     }
 
@@ -315,7 +322,7 @@ in_children! {
     a_stand_in_that_is_refused => refused_child {
         static REFUSE: AtomicBool = AtomicBool::new(false);
         static CALLS: AtomicUsize = AtomicUsize::new(0);
-        let service = ZeroingService::builder().topology(one_node()).workers_per_node(1).small_job(0);
+        let service = exactly(1).chunk(CHUNK);
         let service = service
             .on_thread_start(|info| {
                 CALLS.fetch_add(1, Ordering::SeqCst);
@@ -329,7 +336,7 @@ in_children! {
         REFUSE.store(true, Ordering::SeqCst);
         let Some((job, missing)) = stuck(&service, Duration::from_secs(3600)) else { return };
         job.cancel();
-        ends_stalled(&job, MIB);
+        ends_stalled(&job, CHUNK);
         while CALLS.load(Ordering::SeqCst) < 3 {
             thread::yield_now();
         }
@@ -343,7 +350,7 @@ in_children! {
         REFUSE.store(false, Ordering::SeqCst);
         let Some((job, missing)) = stuck(&service, Duration::from_secs(3600)) else { return };
         job.cancel();
-        ends_stalled(&job, MIB);
+        ends_stalled(&job, CHUNK);
         works(&service);
         assert_eq!(CALLS.load(Ordering::SeqCst), 4);
         let (memory, _handler) = missing.answer_late();
@@ -355,7 +362,7 @@ in_children! {
     the_service_goes => the_service_goes_child {
         let service = service_with(2);
         let count = service.workers();
-        let Some(missing) = Missing::new(count as u64 * 4 * MIB) else { return };
+        let Some(missing) = Missing::new(count as u64 * CHUNK) else { return };
         let job = service.zero(&missing.memory, Intent::Teardown).unwrap();
         missing.handler.wait_for_faults(count);
         job.cancel();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use super::claim::Claim;
@@ -16,6 +16,7 @@ use super::{Cause, Outcome, Outcomes, Progress, RangeReport, Report};
 use crate::clear::Method;
 use crate::error::JobError;
 use crate::extent::Extent;
+use crate::sync::lock;
 use crate::sys::CompletionFd;
 use crate::topology::NodeId;
 
@@ -78,6 +79,15 @@ pub(crate) trait Warden: Send + Sync + std::fmt::Debug {
     fn left_behind(&self, workers: &[u32]);
 }
 
+/// Who is told of the end without waiting.
+#[derive(Debug, Default)]
+struct Completion {
+    /// Kept until then, also where the last handle goes before: somebody may hold a copy. Not longer: tasks that are
+    /// still queued when a job has ended must not keep a descriptor open.
+    descriptor: Option<Arc<CompletionFd>>,
+    told: bool,
+}
+
 /// A job as the workers see it.
 #[derive(Debug)]
 pub(crate) struct JobCore {
@@ -93,8 +103,7 @@ pub(crate) struct JobCore {
     by_node: Box<[AtomicU64]>,
     token: Token,
     course: Course<Notes, Result<Arc<Report>, JobError>>,
-    /// The handles' own: tasks that are still queued when a job has ended must not keep a descriptor open.
-    completion: OnceLock<Weak<CompletionFd>>,
+    completion: Mutex<Completion>,
 }
 
 impl JobCore {
@@ -123,7 +132,7 @@ impl JobCore {
             by_node: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
             token,
             course,
-            completion: OnceLock::new(),
+            completion: Mutex::new(Completion::default()),
         });
         core.course.begin(core.as_ref());
         core
@@ -146,16 +155,14 @@ impl JobCore {
         self.terms.priority
     }
 
-    /// Has the end told by this descriptor, the handles' own. (The first one stays.)
-    ///
-    /// Who gives it looks afterwards whether the job is over; the end comes, and then looks whether there is one;
-    /// both fence in between. The fences are sequentially consistent, so one of them comes first, and who fences
-    /// second sees what the other did before: no descriptor of a job that is over stays without its signal.
-    pub(crate) fn tell_by(&self, completion: &Arc<CompletionFd>) {
-        self.completion.get_or_init(|| Arc::downgrade(completion));
-        fence(Ordering::SeqCst);
-        if self.course.is_over() {
-            completion.signal();
+    /// Has the end told by this descriptor, now if it has come.
+    pub(crate) fn tell_by(&self, descriptor: &Arc<CompletionFd>) {
+        let mut completion = lock(&self.completion);
+        // Who was told by `wait` must not find it silent, although whoever ended the job is still on its way here.
+        if completion.told || self.course.result().is_some() {
+            descriptor.signal();
+        } else {
+            completion.descriptor = Some(Arc::clone(descriptor));
         }
     }
 
@@ -318,10 +325,12 @@ impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
     }
 
     fn tell(&self, held: &[Held]) {
-        fence(Ordering::SeqCst);
-        // Without handles nobody waits.
-        if let Some(completion) = self.completion.get().and_then(Weak::upgrade) {
-            completion.signal();
+        {
+            let mut completion = lock(&self.completion);
+            completion.told = true;
+            if let Some(descriptor) = completion.descriptor.take() {
+                descriptor.signal();
+            }
         }
         // Here and not in `conclude`: a subscriber that panics tears nothing any more.
         let all_zero = self.course.result().is_some_and(Result::is_ok);

@@ -123,11 +123,6 @@ impl<N: Default, R: Clone> Course<N, R> {
         self.done.get().filter(|_| self.released.load(Ordering::Acquire) || releases())
     }
 
-    /// Whether waiters return.
-    pub(super) fn is_over(&self) -> bool {
-        self.released.load(Ordering::Acquire)
-    }
-
     /// Whether an extent of this job is still worth splitting.
     pub(super) fn is_running(&self) -> bool {
         !self.idle.load(Ordering::Acquire)
