@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use super::bell::Bell;
 use super::claim::Claim;
 use super::course::{Course, StopReason, Subject};
 use super::report::{NodeProgress, WorkerShare};
@@ -16,7 +17,6 @@ use super::{Cause, Outcome, Outcomes, Progress, RangeReport, Report};
 use crate::clear::Method;
 use crate::error::JobError;
 use crate::extent::Extent;
-use crate::sync::lock;
 use crate::sys::CompletionFd;
 use crate::topology::NodeId;
 
@@ -79,15 +79,6 @@ pub(crate) trait Warden: Send + Sync + std::fmt::Debug {
     fn left_behind(&self, workers: &[u32]);
 }
 
-/// Who is told of the end without waiting.
-#[derive(Debug, Default)]
-struct Completion {
-    /// Kept until then, also where the last handle goes before: somebody may hold a copy. Not longer: tasks that are
-    /// still queued when a job has ended must not keep a descriptor open.
-    descriptor: Option<Arc<CompletionFd>>,
-    told: bool,
-}
-
 /// A job as the workers see it.
 #[derive(Debug)]
 pub(crate) struct JobCore {
@@ -103,7 +94,7 @@ pub(crate) struct JobCore {
     by_node: Box<[AtomicU64]>,
     token: Token,
     course: Course<Notes, Result<Arc<Report>, JobError>>,
-    completion: Mutex<Completion>,
+    bell: Bell<CompletionFd>,
 }
 
 impl JobCore {
@@ -132,7 +123,7 @@ impl JobCore {
             by_node: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
             token,
             course,
-            completion: Mutex::new(Completion::default()),
+            bell: Bell::new(),
         });
         core.course.begin(core.as_ref());
         core
@@ -157,12 +148,9 @@ impl JobCore {
 
     /// Has the end told by this descriptor, now if it has come.
     pub(crate) fn tell_by(&self, descriptor: &Arc<CompletionFd>) {
-        let mut completion = lock(&self.completion);
-        // Who was told by `wait` must not find it silent, although whoever ended the job is still on its way here.
-        if completion.told || self.course.result().is_some() {
+        // Who was told by `wait` must not find it silent, although whoever ended the job is still on its way to it.
+        if !self.bell.hang(descriptor) || self.course.result().is_some() {
             descriptor.signal();
-        } else {
-            completion.descriptor = Some(Arc::clone(descriptor));
         }
     }
 
@@ -325,12 +313,8 @@ impl Subject<Notes, Result<Arc<Report>, JobError>> for JobCore {
     }
 
     fn tell(&self, held: &[Held]) {
-        {
-            let mut completion = lock(&self.completion);
-            completion.told = true;
-            if let Some(descriptor) = completion.descriptor.take() {
-                descriptor.signal();
-            }
+        if let Some(descriptor) = self.bell.ring() {
+            descriptor.signal();
         }
         // Here and not in `conclude`: a subscriber that panics tears nothing any more.
         let all_zero = self.course.result().is_some_and(Result::is_ok);

@@ -1,5 +1,6 @@
 //! Floor 3: a submitted request, its handle, and the report of what is zero and what is not.
 
+mod bell;
 mod claim;
 mod core;
 mod course;
@@ -111,7 +112,7 @@ impl Job {
     /// A descriptor for `epoll` or `poll` that becomes readable when the job is over and stays so. It
     /// need not be read. [`wait`](Job::wait) then returns at once.
     ///
-    /// It is made when it is first asked for, and closed with the last handle.
+    /// It is made when it is first asked for, and closed with the last handle, when the job is over.
     ///
     /// # Errors
     ///
