@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The modules of a variant, and their files from the library's root.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 13] = [
     ("tally", "src/job/tally.rs"),
     ("course", "src/job/course.rs"),
+    ("bell", "src/job/bell.rs"),
     ("token", "src/job/token.rs"),
     ("sleep", "src/pool/sleep.rs"),
     ("register", "src/pool/register.rs"),
@@ -24,7 +25,7 @@ const FILES: [(&str, &str); 12] = [
 type Edit = (&'static str, &'static str, &'static str);
 
 /// What is taken away from the library, or from what the models assume of its callers.
-const BROKEN: [(&str, &[Edit]); 23] = [
+const BROKEN: [(&str, &[Edit]); 24] = [
     // A job's course.
     ("without_the_fence", &[("guest", "    fence();\n", "    drop(fence);\n")]),
     (
@@ -60,6 +61,10 @@ const BROKEN: [(&str, &[Edit]); 23] = [
                 "        job.tell(&held);\n        job.let_go(notes);\n",
             ),
         ],
+    ),
+    (
+        "rung_without_a_mark",
+        &[("bell", "&mut *lock(&self.0), State::Rung)", "&mut *lock(&self.0), State::Bare)")],
     ),
     ("ended_over_a_store", &[("tally", "self.held.iter().all(|held| !held.storing)", "true")]),
     (

@@ -69,6 +69,7 @@ breaks! {
     waiting_is_not_counted: Some(2), completion::who_waits_sees_all_stores, FOR_EVER;
     let_go_after_the_waiters: Some(2), completion::who_waits_sees_all_stores, UNTOLD;
     told_before_the_end: Some(2), completion::who_looks_sees_all_stores, "readable and not over";
+    rung_without_a_mark: Some(2), completion::who_looks_sees_all_stores, "over and not readable";
     ended_over_a_store: Some(2), cancel::cancel_against_the_last_chunk, UNTOLD;
     confirmed_after_the_end: Some(2), cancel::cancel_against_the_last_chunk, UNTOLD;
     stop_is_not_heard: Some(2), cancel::a_worker_that_does_not_come_back, FOR_EVER;

@@ -41,13 +41,15 @@ pub fn who_looks_sees_all_stores() {
     let job = Job::new(1);
     let other = Arc::clone(&job);
     let worker = thread::spawn(move || other.work_on(0));
-    let readable = job.is_readable();
+    let descriptor = job.descriptor();
+    let readable = descriptor.is_readable();
     let over = job.course.result();
     assert!(!readable || over.is_some(), "readable and not over");
     if let Some(ended) = over {
         job.check(ended);
     }
     worker.join().unwrap();
+    assert!(descriptor.is_readable(), "over and not readable");
 }
 
 /// Two who wait, before and after: both return.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use loom::cell::UnsafeCell;
 use loom::thread;
 
+use super::bell::Bell;
 use super::course::{Course, StopReason, Subject};
 use super::tally::Held;
 use crate::extent::Extent;
@@ -32,6 +33,20 @@ impl Chunk {
     }
 }
 
+/// The kernel's part: what was done before the signal is seen by whoever finds it readable.
+#[derive(Debug)]
+pub(crate) struct Eventfd(loom::sync::atomic::AtomicBool);
+
+impl Eventfd {
+    fn signal(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_readable(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// What is written down meanwhile: the chunks that were dealt with.
 pub(crate) type Notes = Vec<u64>;
 
@@ -54,8 +69,7 @@ pub(crate) struct Job {
     pub(crate) chunks: Vec<Chunk>,
     /// Stored to when the memory is let go.
     pub(crate) let_go: Chunk,
-    /// The eventfd.
-    readable: loom::sync::atomic::AtomicBool,
+    bell: Bell<Eventfd>,
     concluded: AtomicBool,
 }
 
@@ -71,7 +85,9 @@ impl Subject<Notes, Ended> for Job {
     }
 
     fn tell(&self, _: &[Held]) {
-        self.readable.store(true, Ordering::Release);
+        if let Some(descriptor) = self.bell.ring() {
+            descriptor.signal();
+        }
     }
 
     fn be_looked_at(&self, _: Instant) {
@@ -85,7 +101,7 @@ impl Job {
             course: Course::new(chunks, None, Vec::new()),
             chunks: (0..chunks).map(|_| Chunk::new()).collect(),
             let_go: Chunk::new(),
-            readable: loom::sync::atomic::AtomicBool::new(false),
+            bell: Bell::new(),
             concluded: AtomicBool::new(false),
         })
     }
@@ -119,8 +135,13 @@ impl Job {
         self.course.wait_until(self, None).expect("there is no time limit")
     }
 
-    pub(crate) fn is_readable(&self) -> bool {
-        self.readable.load(Ordering::Acquire)
+    /// The descriptor, made when it is asked for.
+    pub(crate) fn descriptor(&self) -> Arc<Eventfd> {
+        let descriptor = Arc::new(Eventfd(loom::sync::atomic::AtomicBool::new(false)));
+        if !self.bell.hang(&descriptor) {
+            descriptor.signal();
+        }
+        descriptor
     }
 
     /// Holds what the result says against the memory, which from here on is the caller's.
