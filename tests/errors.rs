@@ -16,8 +16,9 @@ use vm_memory::{
     GuestRegionCollection, MemoryRegionAddress, Permissions, VolatileSlice,
 };
 use vm_zeroing::{
-    BuildError, Cause, CpuDescription, HostRange, Intent, JobError, Method, MethodError, Outcome,
-    RequestError, Topology, TopologyError, Vendor, ZeroRequest, ZeroingService,
+    BuildError, Cause, CpuDescription, HostRange, HugepagePool, Intent, JobError, LeaseError, Method,
+    MethodError, NodeId, NodePolicy, Outcome, PageSize, RequestError, Topology, TopologyError, Vendor,
+    ZeroRequest, ZeroingService,
 };
 
 type Memory = GuestMemoryMmap<()>;
@@ -266,6 +267,23 @@ fn absurd_settings() {
     assert_eq!((none.workers(), none.threads().len()), (0, 0), "the caller's thread does it all");
     let many = ZeroingService::builder().workers_per_node(usize::MAX).build().unwrap();
     assert!((1..=common::allowed_cpus().len()).contains(&many.workers()));
+    // No CPU at all: of nobody's, and of none that is there.
+    let topology = common::one_node();
+    for cpus in [&[][..], &[60_000]] {
+        let error = topology.clone().restrict_cpus(cpus).unwrap_err();
+        let TopologyError::NoAllowedCpu { allowed, .. } = &error else { panic!("{error}") };
+        assert_eq!(allowed, cpus);
+    }
+    // A node that nobody has: no pool on it, and no lease from it.
+    let service = service();
+    let pool = |node| HugepagePool::builder(&service).page_size(PageSize::Base).capacity(node, MIB).build();
+    let error = pool(NodeId(77)).unwrap_err();
+    assert!(error.to_string().contains("77"), "{error}");
+    let node = service.topology().default_memory_nodes()[0];
+    for policy in [NodePolicy::Strict(NodeId(77)), NodePolicy::Prefer(NodeId(77))] {
+        let error = pool(node).unwrap().lease(MIB, policy).unwrap_err();
+        assert!(matches!(&error, LeaseError::NoMemoryOn { node: NodeId(77), .. }), "{error}");
+    }
 }
 
 /// Runs `body` in a forked child; 0 if it says yes, 1 if no. The child allocates nothing that matters and ends by `_exit`.
