@@ -14,6 +14,11 @@
 //! And a worker that finds a task by its look although a permit was issued for it passes the wake on, since
 //! the task that the permit was issued for may be another one. So does a worker that leaves, since somebody
 //! stands in for it: the task that it was woken for is still there.
+//!
+//! A permit is anybody's, also of a worker that goes to sleep while the one that was woken has not got up yet. So
+//! whoever has something to say to everybody (that some are to leave, that the pool closes) does not issue
+//! permits but counts a call: each worker remembers the count of when it counted itself idle, and does not sleep
+//! on when it is another. What was said before it counted itself idle it sees by its look, as it does a task.
 
 use crate::sync::{AtomicUsize, Condvar, Instant, Mutex, Ordering, PoisonError, fence, lock};
 
@@ -32,6 +37,8 @@ struct Beds {
     idle: usize,
     /// Workers that were woken and have not got up yet.
     permits: usize,
+    /// How often everybody was woken: whoever went to bed before the last time gets up.
+    calls: usize,
 }
 
 /// How a worker came out of the dormitory.
@@ -106,13 +113,17 @@ impl Dormitory {
 
     /// Wakes everybody, to see that the pool closes, that some of them are to leave, or that the rate is another.
     pub(crate) fn wake_all(&self) {
-        self.change(&mut lock(&self.beds), |beds| beds.permits += std::mem::take(&mut beds.idle));
+        lock(&self.beds).calls += 1;
         self.bell.notify_all();
     }
 
     /// Sleeps until woken, unless `look` finds something; no longer than the time it names instead, if any.
     pub(crate) fn sleep_unless<T>(&self, look: impl FnOnce() -> Result<T, Option<Instant>>) -> Rested<T> {
-        self.change(&mut lock(&self.beds), |beds| beds.idle += 1);
+        let called = {
+            let mut beds = lock(&self.beds);
+            self.change(&mut beds, |beds| beds.idle += 1);
+            beds.calls
+        };
         fence(Ordering::SeqCst);
         let found = look();
         let mut beds = lock(&self.beds);
@@ -126,24 +137,24 @@ impl Dormitory {
                 });
                 Rested::Found { what, owes_a_wake }
             }
-            Err(until) => {
-                while beds.permits == 0 {
-                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-                    beds = match left {
-                        None => self.bell.wait(beds).unwrap_or_else(PoisonError::into_inner),
-                        Some(left) if left.is_zero() => {
-                            // Nobody woke it, so it is among those who are idle.
-                            self.change(&mut beds, |beds| beds.idle = beds.idle.saturating_sub(1));
-                            return Rested::Woken;
-                        }
-                        Some(left) => {
-                            self.bell.wait_timeout(beds, left).unwrap_or_else(PoisonError::into_inner).0
-                        }
-                    };
+            Err(until) => loop {
+                if beds.permits > 0 {
+                    beds.permits -= 1;
+                    return Rested::Woken;
                 }
-                beds.permits -= 1;
-                Rested::Woken
-            }
+                let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                if beds.calls != called || left.is_some_and(|left| left.is_zero()) {
+                    // Nobody woke this one, so it is among those who are idle.
+                    self.change(&mut beds, |beds| beds.idle = beds.idle.saturating_sub(1));
+                    return Rested::Woken;
+                }
+                beds = match left {
+                    None => self.bell.wait(beds).unwrap_or_else(PoisonError::into_inner),
+                    Some(left) => {
+                        self.bell.wait_timeout(beds, left).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
+            },
         }
     }
 

@@ -141,9 +141,14 @@ const BROKEN: [(&str, &[Edit]); 24] = [
             "        if self.is_closed() {\n            return false;\n        }\n        let mut known = lock(&self.known);\n",
         )],
     ),
+    ("called_without_a_count", &[("sleep", "        lock(&self.beds).calls += 1;\n", "")]),
     (
-        "woken_without_permits",
-        &[("sleep", "beds.permits += std::mem::take(&mut beds.idle)", "beds.idle = 0")],
+        "called_by_permits",
+        &[(
+            "sleep",
+            "lock(&self.beds).calls += 1;",
+            "self.change(&mut lock(&self.beds), |beds| beds.permits += std::mem::take(&mut beds.idle));",
+        )],
     ),
     (
         "asleep_without_a_look_at_the_flag",

@@ -52,6 +52,7 @@ holds! {
     a_task_found_instead_of_another: Some(3), parking::a_task_found_instead_of_another;
     a_nap_until_the_rate_allows_it: Some(2), parking::a_nap_until_the_rate_allows_it;
     a_worker_that_was_replaced: Some(2), parking::a_worker_that_was_replaced;
+    a_sleeper_that_is_told_to_leave: Some(2), parking::a_sleeper_that_is_told_to_leave;
 
     submit_against_drop: Some(3), closing::submit_against_drop;
     the_last_worker_out: Some(2), closing::the_last_worker_out;
@@ -85,7 +86,8 @@ breaks! {
     left_in_silence: Some(2), parking::a_worker_that_was_replaced, FOR_EVER;
 
     entered_without_the_lock: Some(2), closing::submit_against_drop, FOR_EVER;
-    woken_without_permits: Some(2), closing::the_last_worker_out, FOR_EVER;
+    called_without_a_count: Some(2), closing::the_last_worker_out, FOR_EVER;
+    called_by_permits: Some(2), parking::a_sleeper_that_is_told_to_leave, FOR_EVER;
     asleep_without_a_look_at_the_flag: Some(2), closing::the_last_worker_out, FOR_EVER;
 
     given_back_by_everybody: Some(2), burst::one_at_a_time, "had twice";

@@ -253,3 +253,17 @@ pub fn a_worker_that_was_replaced() {
     nodes.dormitories[0].wake_all();
     workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
+
+/// A worker that sleeps is told to leave while the one that stands in for it goes to sleep: the other one does not
+/// take the call away.
+pub fn a_sleeper_that_is_told_to_leave() {
+    let nodes = Nodes::new(Duration::ZERO);
+    let workers = [0, 0].map(|home| Worker::at(&nodes, home));
+    let leave = [0, 1].map(|worker| Arc::clone(&workers[worker].to_leave));
+    let workers = workers.map(|worker| thread::spawn(move || worker.work()));
+    for (leave, worker) in leave.into_iter().zip(workers) {
+        leave.store(true, Ordering::Release);
+        nodes.dormitories[0].wake_all();
+        worker.join().unwrap();
+    }
+}
