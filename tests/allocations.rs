@@ -6,9 +6,10 @@ mod common;
 use std::sync::Arc;
 
 use common::counting::{Counting, calls, live, peak_of};
+use common::hooked::{Answer, Gate, HookedRegion, memory_of};
 use common::{MIB, PAGE, all_zero, service_with};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vm_zeroing::{Intent, ZeroingService};
+use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
+use vm_zeroing::{Intent, JobError, ZeroingService};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -25,6 +26,29 @@ fn peak(service: &ZeroingService, len: u64) -> u64 {
     peak
 }
 
+/// The most that submitting and cancelling a job over so many bytes of address space held at once, no page of which
+/// is looked at: until it is cancelled, workers are held up before their first one.
+fn peak_of_submitting(service: &ZeroingService, len: u64) -> Option<u64> {
+    let mapping = MmapRegion::<()>::new(usize::try_from(len).ok()?).ok()?;
+    let gate = Gate::after(0);
+    let memory = memory_of(vec![HookedRegion::over(mapping, 0, {
+        let gate = Arc::clone(&gate);
+        move |_, _| {
+            gate.pass();
+            Answer::Refused
+        }
+    })]);
+    let (peak, job) = peak_of(|| {
+        let job = service.zero(&memory, Intent::Teardown).unwrap();
+        gate.wait_for_somebody();
+        job.cancel();
+        job
+    });
+    gate.open();
+    assert!(matches!(job.wait(), Err(JobError::Cancelled { report }) if report.total_bytes == len));
+    Some(peak)
+}
+
 /// One test: the counts are the process's.
 #[test]
 fn a_job_allocates_by_its_regions() {
@@ -37,6 +61,12 @@ fn a_job_allocates_by_its_regions() {
     // A piece of the lazily halved rest for each doubling, and what the other worker holds; 128 chunks listed up
     // front would be more.
     assert!(large < small + 16 * 1024, "{small} bytes for 16 MiB, {large} for 512 MiB");
+
+    peak_of_submitting(&service, 256 * MIB).unwrap();
+    match peak_of_submitting(&service, 16 << 40) {
+        Some(peak) => assert!(peak <= 64 << 10, "{peak} bytes to submit 16 TiB"),
+        None => println!("skipped: the host has no 16 TiB of address space to spare"),
+    }
 
     // Nothing stays, however many jobs: queues hold blocks of a fixed number of tasks, so compare late with late.
     let memory = memory(20 * PAGE);
