@@ -47,6 +47,7 @@ const NUMBERS: &[(&str, libc::c_long)] = numbers! {
     "ftruncate" SYS_ftruncate,
     "futex" SYS_futex,
     "get_mempolicy" SYS_get_mempolicy,
+    "getcpu" SYS_getcpu,
     "getdents64" SYS_getdents64,
     "getpid" SYS_getpid,
     "getrusage" SYS_getrusage,

@@ -8,6 +8,7 @@
 mod crew;
 mod machine;
 mod register;
+mod seats;
 mod shared;
 mod sleep;
 mod staff;
@@ -34,6 +35,7 @@ pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
 pub use crew::{ThreadInfo, ThreadKind};
 pub use machine::Locality;
 use machine::Plan;
+use seats::Seats;
 use shared::Shared;
 use staff::{Bench, Duty, Roster, Staff, Standing, duty};
 use watchdog::Watchdog;
@@ -111,7 +113,7 @@ impl Pool {
         let deques: Vec<Deques> =
             (0..2 * workers).map(|_| std::array::from_fn(|_| Deque::new_lifo())).collect();
         let stealers = deques.iter().map(|lanes| std::array::from_fn(|lane| lanes[lane].stealer())).collect();
-        let shared = Arc::new(Shared::new(plan, stealers, background_rate));
+        let shared = Arc::new(Shared::new(plan, stealers, Seats::new(topology), background_rate));
         let bench = Bench::new(Mutex::new(deques.into_iter().map(Standing::Free).collect()));
         let (alive, leaving) = mpsc::channel();
         let threads = Roster::default();

@@ -9,6 +9,7 @@ use crossbeam::utils::CachePadded;
 
 use super::machine::{Place, Plan, Throttle};
 use super::register::Register;
+use super::seats::Seats;
 use super::sleep::Dormitory;
 use super::{LANES, Task};
 use crate::job::JobCore;
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     pub(super) dormitories: Vec<Dormitory>,
     /// Who was stuck and is to leave when it comes back, by the worker's number.
     replaced: Vec<AtomicBool>,
+    pub(super) seats: Seats,
     pub(super) register: Register<JobCore>,
     throttle: Mutex<Throttle>,
     /// Whether there is a rate at all, to be read without the lock.
@@ -43,7 +45,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(plan: Plan, stealers: Vec<[Stealer<Task>; LANES]>, rate: Option<u64>) -> Self {
+    pub(super) fn new(
+        plan: Plan,
+        stealers: Vec<[Stealer<Task>; LANES]>,
+        seats: Seats,
+        rate: Option<u64>,
+    ) -> Self {
         let places = plan.homes().len();
         Self {
             injectors: (0..places).map(|_| std::array::from_fn(|_| Injector::new())).collect(),
@@ -52,6 +59,7 @@ impl Shared {
             replaced: stealers.iter().map(|_| AtomicBool::new(false)).collect(),
             stealers,
             plan,
+            seats,
             register: Register::default(),
             throttle: Mutex::new(Throttle::new(rate)),
             throttled: AtomicBool::new(rate.is_some()),

@@ -118,8 +118,8 @@ impl Staff {
     fn engage_with(&self, recruit: Recruit<Duty>, number: usize, deques: Deques) {
         let home = self.shared.plan.workers().get(number).copied().unwrap_or_default();
         let grain = std::cell::Cell::new(Grain::new(self.chunk));
-        let (shared, quiet) = (Arc::clone(&self.shared), Default::default());
-        let worker = Worker { shared, index: number, home, deques, grain, quiet };
+        let (shared, quiet, seat) = (Arc::clone(&self.shared), Default::default(), Default::default());
+        let worker = Worker { shared, index: number, home, deques, grain, quiet, seat };
         let engaged = recruit.begin((worker, Arc::clone(&self.bench), self.alive.clone()));
         let mut threads = lock(&self.threads);
         for (_, gone) in threads.extract_if(.., |(_, thread)| thread.is_finished()) {

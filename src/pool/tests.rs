@@ -101,7 +101,7 @@ fn what_is_taken_from_a_place_that_is_behind_goes_back_there_but_for_a_chunk() {
     let deques: Vec<Deques> =
         plan.workers().iter().map(|_| std::array::from_fn(|_| Deque::new_lifo())).collect();
     let stealers = deques.iter().map(|lanes| std::array::from_fn(|lane| lanes[lane].stealer())).collect();
-    let shared = Arc::new(Shared::new(plan, stealers, None));
+    let shared = Arc::new(Shared::new(plan, stealers, Seats::new(&topology), None));
     let region = WorkRegion { address: 0, len: BIG, node: Some(NodeId(2)), page: 4096 };
     let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
     let job = JobCore::new(Arc::new(Done), vec![region], terms, Surroundings::default());
@@ -112,6 +112,7 @@ fn what_is_taken_from_a_place_that_is_behind_goes_back_there_but_for_a_chunk() {
         deques: deques.into_iter().next().unwrap(),
         grain: std::cell::Cell::new(Grain::new(CHUNK)),
         quiet: Default::default(),
+        seat: Default::default(),
     };
     let extent = Extent { region: 0, start: 0, len: BIG };
     let task = || Task { job: Arc::clone(&job), extent, believed: Some(NodeId(2)), stolen: false };

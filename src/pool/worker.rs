@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam::deque::Worker as Deque;
 
 use super::machine::{Grain, Origin, Place, Queues, Quiet};
+use super::seats::Seat;
 use super::shared::{Shared, persist};
 use super::sleep::{Dormitory, Shift};
 use super::{LANES, Task};
@@ -92,17 +93,38 @@ pub(super) struct Worker {
     pub(super) grain: Cell<Grain>,
     /// By lane.
     pub(super) quiet: [Cell<Quiet>; LANES],
+    pub(super) seat: Cell<Seat>,
 }
 
 impl Worker {
     /// Works until the pool closes or somebody else has taken over; its deques are empty then.
     pub(super) fn run(&self) {
         self.work();
+        self.stand_up();
         for task in self.deques.iter().flat_map(|deque| std::iter::from_fn(|| deque.pop())) {
             self.shared.taken(self.home, &task);
             // Whoever has taken over finds it there; nobody does where the pool closes.
             self.shared.send(self.home, task);
         }
+    }
+
+    fn stand_up(&self) {
+        self.seat.set(self.shared.seats.stand_up(self.index, self.seat.get()));
+    }
+
+    /// What comes next: by priority, then by distance. If there is nothing: when to look again by oneself.
+    fn look(&self) -> Result<(Task, Origin), Option<Instant>> {
+        for &priority in Priority::ALL {
+            if priority == Priority::Background {
+                // Asked once: who asked again for the time would be told "now" if it has come meanwhile, and
+                // sleep on what it did not look at.
+                self.shared.background_may_go()?;
+            }
+            if let Some(found) = self.find_in(priority as usize) {
+                return Ok(found);
+            }
+        }
+        Err(None)
     }
 
     fn find_in(&self, lane: usize) -> Option<(Task, Origin)> {
@@ -124,19 +146,8 @@ impl Shift for Worker {
         self.shared.register.is_closed() || self.shared.is_replaced(self.index)
     }
 
-    /// What comes next: by priority, then by distance. If there is nothing: when to look again by oneself.
     fn find(&self) -> Result<(Task, Origin), Option<Instant>> {
-        for &priority in Priority::ALL {
-            if priority == Priority::Background {
-                // Asked once: who asked again for the time would be told "now" if it has come meanwhile, and
-                // sleep on what it did not look at.
-                self.shared.background_may_go()?;
-            }
-            if let Some(found) = self.find_in(priority as usize) {
-                return Ok(found);
-            }
-        }
-        Err(None)
+        self.look().inspect_err(|_| self.stand_up())
     }
 
     fn dormitory(&self) -> Option<&Dormitory> {
@@ -166,6 +177,7 @@ impl Shift for Worker {
         if background {
             self.shared.pay_for(chunk.len);
         }
+        self.seat.set(self.shared.seats.settle(self.index, self.seat.get()));
         run_caught(|| self.work_on(Task { job, extent: chunk, believed, stolen }));
     }
 }

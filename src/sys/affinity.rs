@@ -70,6 +70,29 @@ pub(crate) fn pin_current_thread(cpus: &[u32]) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The CPU that the calling thread is on at this moment.
+pub(crate) fn current_cpu() -> Option<u32> {
+    // SAFETY: takes nothing and changes nothing.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
+/// Moves the calling thread to the first of its CPUs that `choose` takes, those after the present one first; `None`
+/// if it takes none. The thread may go on to any CPU that it might use before.
+///
+/// # Errors
+///
+/// As [`pin_current_thread`], with the CPU that `choose` had taken.
+pub(crate) fn move_current_thread(
+    mut choose: impl FnMut(u32) -> bool,
+) -> Result<Option<u32>, (io::Error, Option<u32>)> {
+    let own = affinity_of(0).map_err(|error| (error, None))?;
+    let (before, behind) = own.split_at(own.partition_point(|cpu| Some(*cpu) <= current_cpu()));
+    let Some(cpu) = behind.iter().chain(before).copied().find(|cpu| choose(*cpu)) else { return Ok(None) };
+    // The kernel moves a thread at once if it may not stay where it is.
+    let moved = pin_current_thread(&[cpu]).and_then(|()| pin_current_thread(&own));
+    moved.map(|()| Some(cpu)).map_err(|error| (error, Some(cpu)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +111,24 @@ mod tests {
                 pin_current_thread(&inherited).unwrap();
                 assert_eq!(affinity_of(0).unwrap(), inherited);
             }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_moves_may_move_on() {
+        std::thread::spawn(|| {
+            let own = affinity_of(0).unwrap();
+            for wanted in own.iter().rev() {
+                assert_eq!(move_current_thread(|cpu| cpu == *wanted).unwrap(), Some(*wanted));
+                assert_eq!(affinity_of(0).unwrap(), own);
+            }
+            assert_eq!(move_current_thread(|_| false).unwrap(), None);
+            // All that has one CPU stays there.
+            pin_current_thread(&own[..1]).unwrap();
+            assert_eq!(move_current_thread(|_| true).unwrap(), Some(own[0]));
+            assert_eq!((current_cpu(), affinity_of(0).unwrap()), (Some(own[0]), own[..1].to_vec()));
         })
         .join()
         .unwrap();

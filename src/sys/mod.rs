@@ -16,7 +16,7 @@ mod populate;
 mod present;
 mod thread;
 
-pub(crate) use affinity::{allowed_cpus, pin_current_thread};
+pub(crate) use affinity::{allowed_cpus, current_cpu, move_current_thread, pin_current_thread};
 pub(crate) use chunk::Chunk;
 pub use host_range::HostRange;
 #[cfg(feature = "kvm")]
