@@ -2,15 +2,14 @@
 //! that proves is argued in `core`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::core::{JobCore, Notes};
 use super::course::StopReason;
+use super::meter::Meter;
 use super::report::WorkerShare;
 use super::work::{Hand, Piece, Prepared, Work};
 use super::{Cause, Outcome};
 use crate::extent::Extent;
-use crate::sys::thread_cpu_time;
 use crate::topology::NodeId;
 
 /// A chunk in the hands of one worker. Dropped without being settled (a panic), it fails the job.
@@ -24,42 +23,20 @@ pub(crate) struct Claim {
     open: bool,
 }
 
-/// Chunks shorter than this that wait for nothing are metered by the clock: asking the kernel for CPU time, twice,
-/// takes as long as clearing so many bytes.
-const METERED_FROM: u64 = 64 << 10;
-
-/// What a chunk costs its thread, from when it is prepared.
-#[derive(Debug)]
-enum Meter {
-    CpuTime(Duration),
-    Clock(Instant),
-}
-
-impl Meter {
-    fn spent(&self) -> Duration {
-        match self {
-            Self::CpuTime(since) => thread_cpu_time().saturating_sub(*since),
-            Self::Clock(since) => since.elapsed(),
-        }
-    }
-}
-
 impl Claim {
     /// A claim that `core` has written into its books.
     pub(super) fn new(core: Arc<JobCore>, work: Arc<dyn Work>, extent: Extent, hand: Hand) -> Self {
-        Self { core, work: Some(work), extent, hand, meter: Meter::Clock(Instant::now()), open: true }
+        Self { core, work: Some(work), extent, hand, meter: Meter::Off, open: true }
     }
 
     pub(crate) fn prepare(&mut self) -> Result<Prepared, Cause> {
-        self.meter = Meter::CpuTime(thread_cpu_time());
+        self.meter = Meter::cpu_time(self.hand);
         self.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(self.extent))
     }
 
     /// As [`prepare`](Self::prepare), unless that might take long.
     pub(crate) fn prepare_at_once(&mut self) -> Option<Result<Prepared, Cause>> {
-        if self.extent.len >= METERED_FROM {
-            self.meter = Meter::CpuTime(thread_cpu_time());
-        }
+        self.meter = Meter::at_once(self.hand, self.extent.len);
         self.work.as_ref().map_or(Some(Ok(Prepared::default())), |work| work.prepare_at_once(self.extent))
     }
 

@@ -4,6 +4,7 @@ mod bell;
 mod claim;
 mod core;
 mod course;
+mod meter;
 mod outcome;
 mod report;
 mod tally;
