@@ -34,6 +34,8 @@ pub(crate) struct SourceRegion {
     pub(crate) work: WorkRegion,
     /// The file, from the offset of the region's first byte on.
     pub(crate) file: Option<FileOffset>,
+    /// Its pages are known to be memory: where they are there, a store waits for no file system.
+    pub(crate) in_memory: bool,
 }
 
 /// What is to be done with the bytes of a job.
@@ -281,7 +283,8 @@ impl Work for SourceWork {
         let prepared = self.visit(extent, |chunk| {
             let presence = &self.clearing.presence;
             let survey = presence.survey(chunk);
-            let waits_for_nobody = presence.waits_for_nobody(chunk, &survey);
+            let is_memory = self.region(extent).is_some_and(|region| region.in_memory);
+            let waits_for_nobody = presence.waits_for_nobody(chunk, &survey, is_memory);
             let known = if self.is_surveyed(extent) { &survey } else { &Survey::default() };
             waits_for_nobody.then(|| self.prepare_surveyed(chunk, extent, known))
         });

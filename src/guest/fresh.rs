@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-use crate::sys::{file_holes, is_tmpfs, kernel_is_at_least, reopen};
+use crate::sys::{FileKind, file_holes, file_kind, kernel_is_at_least, reopen};
 
 /// What may be believed of the absent pages of a job.
 #[derive(Debug)]
@@ -67,7 +67,9 @@ impl Known {
     fn of_process<'f>(files: impl Iterator<Item = &'f File>) -> Self {
         let holes_can_be_trusted = kernel_is_at_least(6, 6);
         let mut backings: Vec<Backing> = Vec::new();
-        for file in files.filter(|file| holes_can_be_trusted && is_file(file) && is_tmpfs(file)) {
+        for file in
+            files.filter(|file| holes_can_be_trusted && is_file(file) && file_kind(file) == FileKind::Tmpfs)
+        {
             let Ok(identity) = identity(file) else { continue };
             if backings.iter().all(|known| known.identity != identity)
                 && let Ok(file) = reopen(file)

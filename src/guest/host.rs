@@ -19,7 +19,7 @@ impl HostSource {
             .map(|range| {
                 let node = range.chunk(0, 1).and_then(|first| numa.policy_of(&first));
                 let work = WorkRegion { address: range.base(), len: range.len(), node, page: page_size() };
-                SourceRegion { work, file: None }
+                SourceRegion { work, file: None, in_memory: false }
             })
             .collect();
         (Self { ranges }, regions)

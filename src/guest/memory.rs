@@ -12,7 +12,7 @@ use super::clearing::{Numa, Source, SourceRegion};
 use crate::error::RequestError;
 use crate::extent::{Extent, merge_ranges};
 use crate::job::{Cause, WorkRegion};
-use crate::sys::{Chunk, hugetlb_page_size, page_size};
+use crate::sys::{Chunk, FileKind, file_kind, page_size};
 
 /// A snapshot of guest memory, kept alive by the job until it is over.
 pub(crate) struct GuestSource<T> {
@@ -37,26 +37,27 @@ where
             None => physical.iter().map(|region| (region.start_addr().0, region.len())).collect(),
             Some(ranges) => pieces_of(physical, ranges)?,
         };
-        let mut starts = Vec::new();
-        let mut regions = Vec::new();
+        let mut starts = Vec::with_capacity(pieces.len());
+        let mut regions = Vec::with_capacity(pieces.len());
         for (start, len) in pieces.into_iter().filter(|(_, len)| *len > 0) {
             let no_host_address = RequestError::NoHostAddress { address: start };
             let Some((region, offset)) = physical.to_region_addr(GuestAddress(start)) else {
                 return Err(no_host_address);
             };
-            let backing = region.file_offset();
-            let huge = backing.and_then(|file| hugetlb_page_size(file.file()).ok().flatten());
-            let page = huge.unwrap_or_else(page_size);
+            let file = region.file_offset();
+            let kind = file.map_or(FileKind::Other, |file| file_kind(file.file()));
+            let page = if let FileKind::Hugetlbfs(page) = kind { page } else { page_size() };
+            let in_memory = kind != FileKind::Other;
             for (from, len) in cut_at_page(offset.0, len, page) {
                 let offset = MemoryRegionAddress(offset.0 + from);
                 let Ok(first) = region.get_slice(offset, 1) else { return Err(no_host_address) };
-                let file = backing.and_then(|file| {
+                let file = file.and_then(|file| {
                     Some(FileOffset::from_arc(file.arc().clone(), file.start().checked_add(offset.0)?))
                 });
                 let node = numa.policy_of(&Chunk::from_slice(&first));
                 let address = start + from;
                 starts.push(address);
-                regions.push(SourceRegion { work: WorkRegion { address, len, node, page }, file });
+                regions.push(SourceRegion { work: WorkRegion { address, len, node, page }, file, in_memory });
             }
         }
         Ok((Self { memory, starts }, regions))
@@ -110,8 +111,8 @@ fn pieces_of<M: GuestMemoryBackend + ?Sized>(
             return Err(RequestError::Overflow { start: start.0, len });
         }
     }
-    let ranges = ranges.into_iter().map(|(start, len)| (start.0, len)).collect();
-    let mut pieces = Vec::new();
+    let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| (start.0, len)).collect();
+    let mut pieces = Vec::with_capacity(ranges.len());
     for (start, len) in merge_ranges(ranges).unwrap_or_default() {
         let mut at = start;
         while at < start + len {

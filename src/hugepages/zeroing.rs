@@ -25,7 +25,7 @@ impl SlabSource {
             .filter_map(|&index| ledger.slab(index))
             .map(|slab| {
                 let work = WorkRegion { address: slab.offset, len: slab.bytes, node: Some(slab.node), page };
-                SourceRegion { work, file: None }
+                SourceRegion { work, file: None, in_memory: true }
             })
             .collect();
         (Self { ledger, slabs, page }, regions)

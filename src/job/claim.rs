@@ -2,6 +2,7 @@
 //! that proves is argued in `core`.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::core::{JobCore, Notes};
 use super::course::StopReason;
@@ -12,6 +13,10 @@ use super::{Cause, Outcome};
 use crate::extent::Extent;
 use crate::topology::NodeId;
 
+/// Chunks shorter than this that wait for nothing are metered by the clock: asking the kernel for CPU time, twice,
+/// takes as long as clearing so many bytes.
+const METERED_FROM: u64 = 64 << 10;
+
 /// A chunk in the hands of one worker. Dropped without being settled (a panic), it fails the job.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -19,25 +24,33 @@ pub(crate) struct Claim {
     work: Option<Arc<dyn Work>>,
     extent: Extent,
     hand: Hand,
-    meter: Meter,
+    /// `None`: what it costs is what it takes.
+    meter: Option<Meter>,
+    /// What it took to prepare and perform.
+    took: Duration,
     open: bool,
 }
 
 impl Claim {
     /// A claim that `core` has written into its books.
     pub(super) fn new(core: Arc<JobCore>, work: Arc<dyn Work>, extent: Extent, hand: Hand) -> Self {
-        Self { core, work: Some(work), extent, hand, meter: Meter::Off, open: true }
+        Self { core, work: Some(work), extent, hand, meter: None, took: Duration::ZERO, open: true }
     }
 
     pub(crate) fn prepare(&mut self) -> Result<Prepared, Cause> {
-        self.meter = Meter::cpu_time(self.hand);
-        self.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(self.extent))
+        self.meter = Some(Meter::of(self.hand));
+        self.timed(|claim| {
+            claim.work.as_ref().map_or(Ok(Prepared::default()), |work| work.prepare(claim.extent))
+        })
     }
 
     /// As [`prepare`](Self::prepare), unless that might take long.
     pub(crate) fn prepare_at_once(&mut self) -> Option<Result<Prepared, Cause>> {
-        self.meter = Meter::at_once(self.hand, self.extent.len);
-        self.work.as_ref().map_or(Some(Ok(Prepared::default())), |work| work.prepare_at_once(self.extent))
+        self.meter = (self.extent.len >= METERED_FROM).then(|| Meter::of(self.hand));
+        self.timed(|claim| {
+            let work = claim.work.as_ref();
+            work.map_or(Some(Ok(Prepared::default())), |work| work.prepare_at_once(claim.extent))
+        })
     }
 
     /// Whether a shorter piece of the chunk might fare better.
@@ -47,12 +60,27 @@ impl Claim {
 
     /// May the worker store? Asked after `prepare`, which may have taken long.
     pub(crate) fn confirm(&self) -> bool {
-        self.core.confirm(self.extent)
+        self.core.confirm(self.hand.worker)
     }
 
     /// Does the work, after `confirm` said yes.
-    pub(crate) fn perform(&self, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
-        self.work.as_ref().map_or(Ok(Vec::new()), |work| work.perform(self.extent, prepared))
+    pub(crate) fn perform(&mut self, prepared: &Prepared) -> Result<Vec<Piece>, Cause> {
+        self.timed(|claim| {
+            let work = claim.work.as_ref();
+            work.map_or(Ok(Vec::new()), |work| work.perform(claim.extent, prepared))
+        })
+    }
+
+    /// What it took so far to prepare and perform, without what others take with the books of the job.
+    pub(crate) fn took(&self) -> Duration {
+        self.took
+    }
+
+    fn timed<T>(&mut self, work: impl FnOnce(&Self) -> T) -> T {
+        let begun = Instant::now();
+        let answer = work(self);
+        self.took += begun.elapsed();
+        answer
     }
 
     /// Puts the claim back: the chunk will be claimed again, here or elsewhere; or not at all, where the job
@@ -105,9 +133,9 @@ impl Claim {
         self.open = false;
         // Before anybody can learn of the end, so that no finished job keeps guest memory alive.
         self.work = None;
-        let spent = self.meter.spent();
+        let spent = self.meter.as_ref().map_or(self.took, Meter::spent);
         let core = Arc::clone(&self.core);
-        core.close(self.extent, finished.is_some(), |notes| {
+        core.close(self.hand.worker, finished.is_some(), |notes| {
             let share = notes.shares.entry(self.hand.worker).or_insert_with(|| WorkerShare::of(self.hand));
             share.cpu_time += spent;
             if let Some(node) = finished {

@@ -190,6 +190,11 @@ impl JobCore {
         self.result().inspect(|_| self.token.give_back()).is_some()
     }
 
+    /// Whether there seems to be no such job.
+    pub(crate) fn may_be_seen_at_once(&self) -> bool {
+        self.token.is_free()
+    }
+
     /// Takes the place of the one job that its submitter does itself; `false` if there is one whose end nobody
     /// has asked for.
     pub(crate) fn is_seen_at_once(&self) -> bool {
@@ -213,14 +218,14 @@ impl JobCore {
         Some(Claim::new(Arc::clone(self), work, extent, hand))
     }
 
-    /// May the holder store?
-    pub(super) fn confirm(&self, extent: Extent) -> bool {
-        self.course.confirm(extent)
+    /// May the worker store?
+    pub(super) fn confirm(&self, worker: u32) -> bool {
+        self.course.confirm(worker)
     }
 
-    /// The holder lets go; `write` sees the notes, unless the job has ended meanwhile.
-    pub(super) fn close(&self, extent: Extent, finished: bool, write: impl FnOnce(&mut Notes)) {
-        self.course.close(self, extent, finished, write);
+    /// The worker lets go; `write` sees the notes, unless the job has ended meanwhile.
+    pub(super) fn close(&self, worker: u32, finished: bool, write: impl FnOnce(&mut Notes)) {
+        self.course.close(self, worker, finished, write);
     }
 
     /// Whether a failure with this cause ends the whole job.
@@ -253,7 +258,12 @@ impl JobCore {
     }
 
     fn report(&self, notes: &Notes) -> Report {
+        let did = notes.shares.values().filter(|share| share.chunks > 0);
+        let mut workers = Vec::with_capacity(notes.shares.len());
+        workers.extend(did);
         let mut report = Report {
+            // Most end with one.
+            ranges: Vec::with_capacity(1),
             total_bytes: self.total,
             node_local_bytes: notes.local_bytes,
             node_remote_bytes: notes.remote_bytes,
@@ -261,7 +271,7 @@ impl JobCore {
             duration: self.started.elapsed(),
             steals: notes.steals,
             cpu_time: notes.shares.values().map(|share| share.cpu_time).sum(),
-            workers: notes.shares.values().filter(|share| share.chunks > 0).copied().collect(),
+            workers,
             ..Report::default()
         };
         for (index, region) in self.regions.iter().enumerate() {

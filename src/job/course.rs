@@ -166,21 +166,21 @@ impl<N: Default, R: Clone> Course<N, R> {
     }
 
     /// May the worker store? Asked after preparing, which may have taken long.
-    pub(super) fn confirm(&self, extent: Extent) -> bool {
-        lock(&self.books).tally.confirm(extent)
+    pub(super) fn confirm(&self, worker: u32) -> bool {
+        lock(&self.books).tally.confirm(worker)
     }
 
-    /// The worker lets go of its claim; `finished`: the bytes are dealt with. Calls `write` if the job still
+    /// The worker lets go of what it holds; `finished`: the bytes are dealt with. Calls `write` if the job still
     /// counted on it.
     pub(super) fn close(
         &self,
         job: &impl Subject<N, R>,
-        extent: Extent,
+        worker: u32,
         finished: bool,
         write: impl FnOnce(&mut N),
     ) {
         let mut books = lock(&self.books);
-        if books.tally.close(extent, finished) {
+        if books.tally.close(worker, finished) {
             write(&mut books.notes);
             self.end_if_due(job, books);
         }

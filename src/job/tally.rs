@@ -6,6 +6,8 @@
 //! stop, when nobody holds a claim; or over the heads of workers that prepare and do not come back, never
 //! over one that stores. What such a worker then confirms is refused: no store follows the end.
 
+use std::collections::BTreeMap;
+
 use crate::extent::Extent;
 
 /// A chunk in a worker's hands.
@@ -22,51 +24,51 @@ pub(crate) struct Held {
 pub(crate) struct Tally {
     /// Bytes that nobody has finished with.
     left: u64,
-    held: Vec<Held>,
+    /// By the worker who holds it: nobody holds two.
+    held: BTreeMap<u32, Held>,
     stopping: bool,
     ended: bool,
 }
 
 impl Tally {
     pub(crate) fn new(total: u64) -> Self {
-        Self { left: total, held: Vec::new(), stopping: false, ended: false }
+        Self { left: total, held: BTreeMap::new(), stopping: false, ended: false }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Takes a chunk; refused once the job is stopping or over.
+    /// Takes a chunk; refused once the job is stopping or over, and to a worker that holds one.
     pub(crate) fn claim(&mut self, extent: Extent, worker: u32) -> bool {
-        let open = !self.ended && !self.stopping;
+        let open = !self.ended && !self.stopping && !self.held.contains_key(&worker);
         if open {
-            self.held.push(Held { extent, worker, storing: false });
+            self.held.insert(worker, Held { extent, worker, storing: false });
         }
         open
     }
 
-    /// May the holder store? Asked after preparing, which may have taken long.
-    pub(crate) fn confirm(&mut self, extent: Extent) -> bool {
+    /// May the worker store to what it holds? Asked after preparing, which may have taken long.
+    pub(crate) fn confirm(&mut self, worker: u32) -> bool {
         if self.ended || self.stopping {
             return false;
         }
-        match self.held.iter_mut().find(|held| held.extent == extent) {
+        match self.held.get_mut(&worker) {
             Some(held) => held.storing = true,
             None => return false,
         }
         true
     }
 
-    /// The holder lets go; `finished`: these bytes are dealt with. Says whether the job still counted on it:
-    /// if not, whatever the holder has to tell comes too late.
-    pub(crate) fn close(&mut self, extent: Extent, finished: bool) -> bool {
+    /// The worker lets go; `finished`: these bytes are dealt with. Says whether the job still counted on it:
+    /// if not, whatever the worker has to tell comes too late.
+    pub(crate) fn close(&mut self, worker: u32, finished: bool) -> bool {
         if self.ended {
             return false;
         }
-        let Some(index) = self.held.iter().position(|held| held.extent == extent) else { return false };
-        self.held.swap_remove(index);
+        let Some(held) = self.held.remove(&worker) else { return false };
         if finished {
-            self.left = self.left.saturating_sub(extent.len);
+            self.left = self.left.saturating_sub(held.extent.len);
         }
         true
     }
@@ -83,7 +85,7 @@ impl Tally {
 
     /// Whether the end may be had over the heads of those who hold something.
     pub(crate) fn may_end_over_heads(&self) -> bool {
-        !self.ended && self.stopping && self.held.iter().all(|held| !held.storing)
+        !self.ended && self.stopping && self.held.values().all(|held| !held.storing)
     }
 
     /// The end: what is still held. `None` if it had come before.
@@ -91,7 +93,7 @@ impl Tally {
         if std::mem::replace(&mut self.ended, true) {
             return None;
         }
-        Some(std::mem::take(&mut self.held))
+        Some(std::mem::take(&mut self.held).into_values().collect())
     }
 }
 
@@ -142,17 +144,17 @@ mod tests {
                         phases[at as usize] = u8::from(granted);
                     }
                     Step::Confirm(at) if phases[at as usize] == 1 => {
-                        let granted = tally.confirm(chunk(at));
+                        let granted = tally.confirm(at as u32);
                         prop_assert_eq!(granted, !stopping && ends == 0);
                         phases[at as usize] += u8::from(granted);
                     }
                     Step::HandBack(at) if phases[at as usize] == 1 => {
-                        prop_assert_eq!(tally.close(chunk(at), false), ends == 0);
+                        prop_assert_eq!(tally.close(at as u32, false), ends == 0);
                         phases[at as usize] = 0;
                     }
                     Step::Finish(at) if (1..3).contains(&phases[at as usize]) => {
                         prop_assert!(phases[at as usize] == 1 || ends == 0, "a store after the end");
-                        prop_assert_eq!(tally.close(chunk(at), true), ends == 0);
+                        prop_assert_eq!(tally.close(at as u32, true), ends == 0);
                         phases[at as usize] = 3;
                     }
                     Step::Stop => {
@@ -173,5 +175,12 @@ mod tests {
             }
             prop_assert_eq!(tally.end().is_some(), ends == 0);
         }
+    }
+
+    #[test]
+    fn nobody_holds_two_chunks() {
+        let mut tally = Tally::new(20);
+        assert!(tally.claim(chunk(0), 7) && !tally.claim(chunk(1), 7) && tally.claim(chunk(1), 8));
+        assert!(tally.close(7, true) && tally.close(8, true) && tally.is_due());
     }
 }

@@ -39,6 +39,7 @@ impl Work for Idle {
 const PAGE: u64 = 4096;
 
 const HAND: Hand = Hand { worker: 3, node: Some(NodeId(1)), stolen: false };
+const OTHER: Hand = Hand { worker: 4, ..HAND };
 
 fn erased(extent: Extent) -> Piece {
     Piece::erased(extent, Some(Method::Portable))
@@ -99,7 +100,7 @@ fn the_last_to_settle_ends_the_job_once() {
 #[test]
 fn no_store_is_allowed_after_a_stop() {
     let (job, _work) = job(3, None);
-    let (storing, preparing) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(1), HAND).unwrap());
+    let (storing, preparing) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(1), OTHER).unwrap());
     assert!(storing.confirm());
     job.stop(StopReason::Cancelled);
     assert!(!preparing.confirm());
@@ -116,7 +117,7 @@ fn no_store_is_allowed_after_a_stop() {
 #[test]
 fn a_job_ends_over_stuck_workers_but_not_over_stores() {
     let (job, work) = job(3, None);
-    let (storing, stuck) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(2), HAND).unwrap());
+    let (storing, stuck) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(2), OTHER).unwrap());
     assert!(storing.confirm());
     job.stop(StopReason::Cancelled);
     assert!(job.claim(chunk(1), HAND).is_none());

@@ -29,6 +29,11 @@ impl Token {
         Self { unseen: unseen.clone(), has: AtomicBool::new(false) }
     }
 
+    /// Whether nobody has it, at this moment.
+    pub(super) fn is_free(&self) -> bool {
+        !self.unseen.taken.load(Ordering::Relaxed)
+    }
+
     /// Takes the token for this job; `false` if another one has it.
     pub(super) fn take(&self) -> bool {
         let free = change(&self.unseen.taken, false, true);

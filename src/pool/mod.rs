@@ -230,7 +230,7 @@ impl Pool {
         if self.shared.plan.is_local_only() && self.surroundings.nodes.len() > 1 {
             return false;
         }
-        !has_low_policy() && job.is_seen_at_once()
+        job.may_be_seen_at_once() && !has_low_policy() && job.is_seen_at_once()
     }
 
     /// The process the workers live in.

@@ -45,7 +45,6 @@ pub(super) trait Hands {
     fn work_on(&self, task: Task) {
         let Task { job, extent: chunk, believed, stolen } = task;
         let Some(mut claim) = job.claim(chunk, self.hand(stolen)) else { return };
-        let begun = Instant::now();
         let prepared = match self.prepare(&mut claim) {
             Some(Ok(prepared)) => prepared,
             None => {
@@ -64,7 +63,6 @@ pub(super) trait Hands {
                 return self.work_on(Task { job, extent: near, believed, stolen });
             }
         };
-        let to_prepare = begun.elapsed();
         let found = prepared.node.filter(|_| !prepared.made_present);
         if let Some(place) = self.elsewhere(believed, found) {
             // First let go of, then queued: an extent has one holder at a time.
@@ -74,9 +72,8 @@ pub(super) trait Hands {
         if !claim.confirm() {
             return claim.hand_back();
         }
-        let begun = Instant::now();
         let performed = claim.perform(&prepared);
-        self.learn(chunk.len, to_prepare + begun.elapsed());
+        self.learn(chunk.len, claim.took());
         match performed {
             Ok(pieces) => claim.settle(pieces, prepared.node),
             Err(cause) => claim.fail(cause),

@@ -38,9 +38,24 @@ pub(crate) fn sealed_memfd(name: &CStr, len: u64, hugepage: Option<u64>) -> io::
     Ok(file)
 }
 
-/// The hugepage size in bytes of a hugetlbfs file; `None` for any other file.
-pub(crate) fn hugetlb_page_size(file: &File) -> io::Result<Option<u64>> {
-    filesystem(file).map(|(kind, block)| (kind == HUGETLBFS_MAGIC).then_some(block))
+/// What a file's pages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// Base pages of memory, or transparent hugepages: tmpfs, which memfds of base pages are made of.
+    Tmpfs,
+    /// Hugepages of so many bytes.
+    Hugetlbfs(u64),
+    /// A file system's, or not known.
+    Other,
+}
+
+/// Asks what a file's pages are.
+pub(crate) fn file_kind(file: &File) -> FileKind {
+    match filesystem(file) {
+        Ok((TMPFS_MAGIC, _)) => FileKind::Tmpfs,
+        Ok((HUGETLBFS_MAGIC, page)) => FileKind::Hugetlbfs(page),
+        _ => FileKind::Other,
+    }
 }
 
 /// The kind of file system a file lives on and its block size in bytes (`fstatfs(2)`).
@@ -54,11 +69,6 @@ fn filesystem(file: &File) -> io::Result<(u64, u64)> {
     // The widths of these fields differ between C libraries.
     #[allow(clippy::unnecessary_cast)]
     Ok((found.f_type as u64, found.f_bsize as u64))
-}
-
-/// Whether a file lives in memory (tmpfs, which memfds of base pages are made of).
-pub(crate) fn is_tmpfs(file: &File) -> bool {
-    filesystem(file).is_ok_and(|(kind, _)| kind == TMPFS_MAGIC)
 }
 
 /// The same file opened anew, read-only, with an offset of its own.

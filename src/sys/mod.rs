@@ -24,7 +24,7 @@ pub use kvm::KeepsMapped;
 #[cfg(feature = "kvm")]
 pub(crate) use kvm::{Slot, SlotTable};
 pub(crate) use mapping::{Reservation, ScratchMapping, SharedMapping};
-pub(crate) use memfd::{file_holes, hugetlb_page_size, is_tmpfs, kernel_is_at_least, reopen, sealed_memfd};
+pub(crate) use memfd::{FileKind, file_holes, file_kind, kernel_is_at_least, reopen, sealed_memfd};
 pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
 pub(crate) use populate::{kernel_populates, populate};
@@ -34,12 +34,16 @@ pub(crate) use thread::{
 };
 
 use std::io;
+use std::sync::OnceLock;
 
 /// The size of a base page in bytes.
 pub(crate) fn page_size() -> u64 {
-    // SAFETY: sysconf reads a constant of the running kernel and touches no memory of ours.
-    let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(answer).unwrap_or(4096)
+    static ANSWER: OnceLock<u64> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        // SAFETY: sysconf reads a constant of the running kernel and touches no memory of ours.
+        let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        u64::try_from(answer).unwrap_or(4096)
+    })
 }
 
 /// The error number of the last failed call on this thread.

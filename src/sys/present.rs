@@ -102,12 +102,16 @@ impl Presence {
         Ok(true)
     }
 
-    /// Whether, by a survey of the chunk, a store to any page waits for nobody: neither for a userfaultfd's handler
+    /// Whether, by a survey of the chunk, a store to any page waits for nobody (`is_memory`: it is known already that
+    /// no file system has a say there): neither for a userfaultfd's handler
     /// nor for a file system, which may hold up the first store to a page that was only read (it may be frozen, or
     /// somebody else's program). What another thread or process changes afterwards is not covered; a page shared by
     /// fork or KSM is copied at the store.
-    pub(crate) fn waits_for_nobody(&self, chunk: &Chunk<'_>, survey: &Survey) -> bool {
+    pub(crate) fn waits_for_nobody(&self, chunk: &Chunk<'_>, survey: &Survey, is_memory: bool) -> bool {
         let (true, Some(pages)) = (survey.all_present, chunk.pages()) else { return false };
+        if is_memory {
+            return true;
+        }
         let Some(mappings) = self.mappings() else { return false };
         let mut at = pages.start;
         while at < pages.end {

@@ -66,7 +66,7 @@ const BROKEN: [(&str, &[Edit]); 24] = [
         "rung_without_a_mark",
         &[("bell", "&mut *lock(&self.0), State::Rung)", "&mut *lock(&self.0), State::Bare)")],
     ),
-    ("ended_over_a_store", &[("tally", "self.held.iter().all(|held| !held.storing)", "true")]),
+    ("ended_over_a_store", &[("tally", "self.held.values().all(|held| !held.storing)", "true")]),
     (
         "confirmed_after_the_end",
         &[

@@ -53,7 +53,7 @@ impl Memory {
 
     fn waits_for_nobody(&self) -> bool {
         let presence = Presence::default();
-        presence.waits_for_nobody(&self.chunk(), &presence.survey(&self.chunk()))
+        presence.waits_for_nobody(&self.chunk(), &presence.survey(&self.chunk()), false)
     }
 
     fn populate(&self) -> Result<(), i32> {

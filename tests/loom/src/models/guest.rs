@@ -113,11 +113,11 @@ impl Job {
 
     /// The second half of a worker's turn, after it has made the chunk ready.
     pub(crate) fn perform(&self, chunk: u64, store: impl FnOnce(&Chunk)) {
-        let may_store = self.course.confirm(extent(chunk));
+        let may_store = self.course.confirm(chunk as u32);
         if may_store {
             store(&self.chunks[chunk as usize]);
         }
-        self.course.close(self, extent(chunk), may_store, |notes| notes.extend(may_store.then_some(chunk)));
+        self.course.close(self, chunk as u32, may_store, |notes| notes.extend(may_store.then_some(chunk)));
     }
 
     /// One chunk from claim to settlement.
