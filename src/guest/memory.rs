@@ -12,7 +12,7 @@ use super::clearing::{Numa, Source, SourceRegion};
 use crate::error::RequestError;
 use crate::extent::{Extent, merge_ranges};
 use crate::job::{Cause, WorkRegion};
-use crate::sys::{Chunk, FileKind, file_kind, page_size};
+use crate::sys::{Chunk, FileKind, known_file_kind, page_size};
 
 /// A snapshot of guest memory, kept alive by the job until it is over.
 pub(crate) struct GuestSource<T> {
@@ -45,7 +45,7 @@ where
                 return Err(no_host_address);
             };
             let file = region.file_offset();
-            let kind = file.map_or(FileKind::Other, |file| file_kind(file.file()));
+            let kind = file.map_or(FileKind::Other, |file| known_file_kind(file.arc()));
             let page = if let FileKind::Hugetlbfs(page) = kind { page } else { page_size() };
             let in_memory = kind != FileKind::Other;
             for (from, len) in cut_at_page(offset.0, len, page) {

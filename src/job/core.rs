@@ -133,6 +133,10 @@ impl JobCore {
         &self.regions
     }
 
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
     pub(crate) fn total(&self) -> u64 {
         self.total
     }

@@ -29,7 +29,7 @@ pub(crate) use token::Unseen;
 pub(crate) use work::{Hand, Piece, Prepared, Work, WorkRegion};
 
 use crate::error::JobError;
-use crate::sys::CompletionFd;
+use crate::sys::{CompletionFd, process_id};
 
 /// The handle of a submitted request. Clones are handles of the same job.
 ///
@@ -141,7 +141,7 @@ impl Handle {
     /// A forked child holds a copy of the books, perhaps locked, and the very descriptor of its parent:
     /// it must neither wait for workers that it lacks nor end the job.
     fn check_process(&self) -> Result<(), JobError> {
-        match std::process::id() {
+        match process_id() {
             own if own == self.process => Ok(()),
             waited_in => Err(JobError::ForkedChild { submitted_in: self.process, waited_in }),
         }

@@ -28,7 +28,7 @@ use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
 use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Unseen, Warden, Work, WorkRegion};
 use crate::sync::lock;
-use crate::sys::has_low_policy;
+use crate::sys::{had_low_policy, process_id};
 use crate::topology::{NodeId, Topology};
 use crew::Post;
 pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
@@ -130,7 +130,7 @@ impl Pool {
             surroundings: Surroundings { nodes, warden: None, unseen: Unseen::default() },
             chunk,
             small,
-            process: std::process::id(),
+            process: process_id(),
         };
         if workers > 0 {
             // An error drops the pool, and so ends its workers.
@@ -230,7 +230,7 @@ impl Pool {
         if self.shared.plan.is_local_only() && self.surroundings.nodes.len() > 1 {
             return false;
         }
-        job.may_be_seen_at_once() && !has_low_policy() && job.is_seen_at_once()
+        job.may_be_seen_at_once() && !had_low_policy(job.started()) && job.is_seen_at_once()
     }
 
     /// The process the workers live in.
@@ -240,7 +240,7 @@ impl Pool {
 
     /// Whether the workers exist in this process.
     pub(crate) fn check_process(&self) -> Result<(), RequestError> {
-        match std::process::id() {
+        match process_id() {
             own if own == self.process => Ok(()),
             called_in => Err(RequestError::ForkedChild { built_in: self.process, called_in }),
         }
@@ -249,7 +249,7 @@ impl Pool {
     /// Stops every job and joins the workers. Returns within a bounded time: workers stuck in a page fault
     /// are reported and left alone, and so are jobs whose stores are stuck. Why every job ends: see `register`.
     pub(crate) fn close(&self) {
-        if std::process::id() != self.process {
+        if process_id() != self.process {
             // A forked child: these threads are not here, and whoever held a lock in the parent is not either.
             return;
         }

@@ -194,11 +194,11 @@ impl AddressRange {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { start: start as usize, len, process: std::process::id() })
+        Ok(Self { start: start as usize, len, process: super::process_id() })
     }
 
     fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process == super::process_id()
     }
 
     /// The address of `offset .. offset + len` inside the range.

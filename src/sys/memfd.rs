@@ -1,10 +1,13 @@
 //! Memory files: sealed against resizing, so that no peer can cut pages away under us.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr;
+use std::sync::{Arc, Weak};
 
 use super::page_size;
 
@@ -47,6 +50,20 @@ pub(crate) enum FileKind {
     Hugetlbfs(u64),
     /// A file system's, or not known.
     Other,
+}
+
+/// As [`file_kind`], asking the kernel only if this thread asked for another file last.
+pub(crate) fn known_file_kind(file: &Arc<File>) -> FileKind {
+    thread_local! {
+        /// As long as there is a `Weak` of it, no other file is at the same address.
+        static LAST: Cell<Option<(Weak<File>, FileKind)>> = const { Cell::new(None) };
+    }
+    let last = LAST.try_with(Cell::take).ok().flatten();
+    let known = last.filter(|(known, _)| ptr::eq(known.as_ptr(), Arc::as_ptr(file)));
+    let known = known.unwrap_or_else(|| (Arc::downgrade(file), file_kind(file)));
+    let kind = known.1;
+    let _ = LAST.try_with(|last| last.set(Some(known)));
+    kind
 }
 
 /// Asks what a file's pages are.

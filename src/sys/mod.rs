@@ -14,6 +14,7 @@ mod notify;
 mod numa;
 mod populate;
 mod present;
+mod process;
 mod thread;
 
 pub(crate) use affinity::{allowed_cpus, current_cpu, move_current_thread, pin_current_thread};
@@ -24,13 +25,16 @@ pub use kvm::KeepsMapped;
 #[cfg(feature = "kvm")]
 pub(crate) use kvm::{Slot, SlotTable};
 pub(crate) use mapping::{Reservation, ScratchMapping, SharedMapping};
-pub(crate) use memfd::{FileKind, file_holes, file_kind, kernel_is_at_least, reopen, sealed_memfd};
+pub(crate) use memfd::{
+    FileKind, file_holes, file_kind, kernel_is_at_least, known_file_kind, reopen, sealed_memfd,
+};
 pub(crate) use notify::CompletionFd;
 pub(crate) use numa::{bind_to_node, node_of, policy_node};
 pub(crate) use populate::{kernel_populates, populate};
 pub(crate) use present::{Presence, Survey};
+pub(crate) use process::process_id;
 pub(crate) use thread::{
-    block_asynchronous_signals, has_low_policy, minor_faults, thread_cpu_time, thread_id, use_normal_policy,
+    block_asynchronous_signals, had_low_policy, minor_faults, thread_cpu_time, thread_id, use_normal_policy,
 };
 
 use std::io;
