@@ -10,6 +10,7 @@ use super::meter::Meter;
 use super::report::WorkerShare;
 use super::work::{Hand, Piece, Prepared, Work};
 use super::{Cause, Outcome};
+use crate::clear::Method;
 use crate::extent::Extent;
 use crate::topology::NodeId;
 
@@ -101,7 +102,10 @@ impl Claim {
                     None => {}
                 }
                 if let Some(method) = method {
-                    *notes.by_method.entry(method).or_default() += extent.len;
+                    let place = Method::ALL.iter().position(|known| *known == method);
+                    if let Some(bytes) = place.and_then(|place| notes.by_method.get_mut(place)) {
+                        *bytes += extent.len;
+                    }
                 }
                 notes.outcomes.record(extent, outcome);
             }

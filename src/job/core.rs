@@ -45,7 +45,8 @@ pub(super) struct Notes {
     pub(super) first_failure: Option<(Extent, Cause)>,
     pub(super) local_bytes: u64,
     pub(super) remote_bytes: u64,
-    pub(super) by_method: BTreeMap<Method, u64>,
+    /// Bytes, by the place in `Method::ALL`.
+    pub(super) by_method: [u64; Method::ALL.len()],
     pub(super) shares: BTreeMap<u32, WorkerShare>,
     pub(super) steals: u64,
     /// Given up at the end, so that a handle to a finished job keeps no guest memory alive.
@@ -262,6 +263,7 @@ impl JobCore {
     }
 
     fn report(&self, notes: &Notes) -> Report {
+        let most_used = Method::ALL.into_iter().zip(&notes.by_method).max_by_key(|(_, bytes)| **bytes);
         let did = notes.shares.values().filter(|share| share.chunks > 0);
         let mut workers = Vec::with_capacity(notes.shares.len());
         workers.extend(did);
@@ -271,7 +273,7 @@ impl JobCore {
             total_bytes: self.total,
             node_local_bytes: notes.local_bytes,
             node_remote_bytes: notes.remote_bytes,
-            method: notes.by_method.iter().max_by_key(|(_, bytes)| **bytes).map(|(method, _)| *method),
+            method: most_used.filter(|(_, bytes)| **bytes > 0).map(|(method, _)| method),
             duration: self.started.elapsed(),
             steals: notes.steals,
             cpu_time: notes.shares.values().map(|share| share.cpu_time).sum(),
@@ -279,14 +281,15 @@ impl JobCore {
             ..Report::default()
         };
         for (index, region) in self.regions.iter().enumerate() {
-            for (extent, outcome) in notes.outcomes.of_region(index as u32, region.len) {
+            notes.outcomes.visit_region(index as u32, region.len, |extent, outcome| {
                 match outcome {
                     Outcome::Erased => report.erased_bytes += extent.len,
                     Outcome::ReadsZero => report.reads_zero_bytes += extent.len,
                     _ => {}
                 }
-                report.add(RangeReport { start: self.address(&extent), len: extent.len, outcome });
-            }
+                let (start, outcome) = (self.address(&extent), outcome.clone());
+                report.add(RangeReport { start, len: extent.len, outcome });
+            });
         }
         report
     }

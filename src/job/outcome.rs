@@ -128,21 +128,26 @@ impl Outcomes {
         self.runs.insert((region, start), (len, outcome));
     }
 
-    /// Every run of a region of `len` bytes in ascending order; what was not recorded is `Untouched`.
-    pub(crate) fn of_region(&self, region: u32, len: u64) -> Vec<(Extent, Outcome)> {
-        let mut all = Vec::new();
+    /// Visits every run of a region of `len` bytes in ascending order; what was not recorded is `Untouched`.
+    pub(crate) fn visit_region(&self, region: u32, len: u64, mut visit: impl FnMut(Extent, &Outcome)) {
         let mut at = 0;
-        let gap = |from: u64, to: u64| Extent { region, start: from, len: to - from };
+        let run_of = |from: u64, to: u64| Extent { region, start: from, len: to - from };
         for (&(_, start), (run, outcome)) in self.runs.range((region, 0)..=(region, u64::MAX)) {
             if at < start {
-                all.push((gap(at, start), Outcome::Untouched));
+                visit(run_of(at, start), &Outcome::Untouched);
             }
-            all.push((gap(start, start + run), outcome.clone()));
+            visit(run_of(start, start + run), outcome);
             at = start + run;
         }
         if at < len {
-            all.push((gap(at, len), Outcome::Untouched));
+            visit(run_of(at, len), &Outcome::Untouched);
         }
+    }
+
+    /// The same as a list.
+    pub(crate) fn of_region(&self, region: u32, len: u64) -> Vec<(Extent, Outcome)> {
+        let mut all = Vec::new();
+        self.visit_region(region, len, |extent, outcome| all.push((extent, outcome.clone())));
         all
     }
 }
