@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::bell::Bell;
 use super::claim::Claim;
 use super::course::{Course, StopReason, Subject};
+use super::drain;
 use super::report::{NodeProgress, WorkerShare};
 use super::tally::Held;
 use super::token::{Token, Unseen};
@@ -255,7 +256,11 @@ impl JobCore {
 
     /// Waits for the end and the memory's being let go, until `until` at the latest.
     pub(crate) fn wait_until(&self, until: Option<Instant>) -> Option<Result<Arc<Report>, JobError>> {
-        self.course.wait_until(self, until).inspect(|_| self.token.give_back())
+        let ended = match self.result() {
+            Some(result) => Some(result.clone()),
+            None => drain::wait(self.started, until, || self.course.wait_until(self, until)),
+        };
+        ended.inspect(|_| self.token.give_back())
     }
 
     fn address(&self, extent: &Extent) -> u64 {

@@ -4,6 +4,7 @@ mod bell;
 mod claim;
 mod core;
 mod course;
+mod drain;
 mod meter;
 mod outcome;
 mod report;
