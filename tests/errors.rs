@@ -339,6 +339,11 @@ fn a_forked_child_cannot_submit_or_wait() {
         let waits =
             [job.wait_timeout(Duration::from_secs(3600)), job.wait_timeout(Duration::MAX), Some(job.wait())];
         let waits = waits.into_iter().all(|result| result.is_some_and(|result| result.is_err_and(is_forked)));
+        // It would be silent for ever.
+        let silent = job.completion_fd().is_err_and(|error| {
+            let source = error.into_inner().and_then(|source| source.downcast::<JobError>().ok());
+            source.is_some_and(|source| is_forked(*source))
+        });
         drop(job.clone());
         let none = service.as_ref().is_some_and(|service| service.threads().is_empty());
         service.as_ref().unwrap().set_background_rate(Some(1));
@@ -346,6 +351,8 @@ fn a_forked_child_cannot_submit_or_wait() {
         // What was over before the fork can be told.
         refused
             && waits
+            && silent
+            && common::readable(over.completion_fd().unwrap(), 0)
             && none
             && over.wait().is_ok()
             && over.wait_timeout(Duration::ZERO).is_some_and(|over| over.is_ok())

@@ -1,5 +1,5 @@
 //! A chunk on its way through one worker's hands: claimed, prepared, confirmed, performed, settled. What
-//! that proves is argued in `core`.
+//! that proves is argued in `course`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

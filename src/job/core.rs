@@ -135,10 +135,6 @@ impl JobCore {
         &self.regions
     }
 
-    pub(crate) fn started(&self) -> Instant {
-        self.started
-    }
-
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
@@ -155,7 +151,8 @@ impl JobCore {
     /// Has the end told by this descriptor, now if it has come.
     pub(crate) fn tell_by(&self, descriptor: &Arc<CompletionFd>) {
         // Who was told by `wait` must not find it silent, although whoever ended the job is still on its way to it.
-        if !self.bell.hang(descriptor) || self.course.result().is_some() {
+        // And in a forked child the bell may be locked for ever.
+        if self.course.result().is_some() || !self.bell.hang(descriptor) {
             descriptor.signal();
         }
     }

@@ -82,14 +82,14 @@ impl Job {
         }
     }
 
-    /// Whether the job is over.
+    /// Whether the job is over. A forked child is told whether it was over before the fork.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.handle.core.is_over()
     }
 
     /// Asks the job to stop: every worker stops after the chunk it holds (about 1 ms). What was not
-    /// reached stays stale. Cancelling a job that is over changes nothing, nor does a forked child's
+    /// reached stays stale. Cancelling it again, or when it is over, changes nothing, nor does a forked child's
     /// cancelling its parent's job.
     pub fn cancel(&self) {
         if self.handle.check_process().is_ok() {
@@ -97,7 +97,7 @@ impl Job {
         }
     }
 
-    /// How far the job is. Never decreases.
+    /// How far the job is. Never decreases. A forked child is told how far it was at the fork.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.handle.core.progress()
@@ -118,8 +118,10 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// No eventfd could be had (`EMFILE`: raise `RLIMIT_NOFILE`). The job goes on, and can be waited for.
+    /// No eventfd could be had (`EMFILE`: raise `RLIMIT_NOFILE`). The job goes on, and can be waited for. Or a forked
+    /// child asks about a job that was not over before the fork ([`JobError::ForkedChild`] is the error's source).
     pub fn completion_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        self.handle.check_before_waiting().map_err(io::Error::other)?;
         let Handle { core, completion, .. } = self.handle.as_ref();
         let fd = match completion.get() {
             Some(fd) => fd,

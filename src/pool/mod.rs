@@ -28,7 +28,7 @@ use crate::error::{BuildError, RequestError};
 use crate::extent::Extent;
 use crate::job::{JobCore, Priority, StopReason, Surroundings, Terms, Unseen, Warden, Work, WorkRegion};
 use crate::sync::lock;
-use crate::sys::{had_low_policy, process_id};
+use crate::sys::{has_low_policy, process_id};
 use crate::topology::{NodeId, Topology};
 use crew::Post;
 pub(crate) use crew::{Crew, OnThreadStart, STACK, settle_in};
@@ -230,7 +230,7 @@ impl Pool {
         if self.shared.plan.is_local_only() && self.surroundings.nodes.len() > 1 {
             return false;
         }
-        job.may_be_seen_at_once() && !had_low_policy(job.started()) && job.is_seen_at_once()
+        job.may_be_seen_at_once() && !has_low_policy() && job.is_seen_at_once()
     }
 
     /// The process the workers live in.

@@ -147,8 +147,12 @@ impl Shared {
     }
 
     pub(super) fn set_background_rate(&self, rate: Option<u64>) {
-        lock(&self.throttle).set_rate(rate, self.began.elapsed());
-        self.throttled.store(rate.is_some(), Ordering::Release);
+        {
+            // The flag is changed under the lock, so that it tells of the rate that was set last.
+            let mut throttle = lock(&self.throttle);
+            throttle.set_rate(rate, self.began.elapsed());
+            self.throttled.store(rate.is_some(), Ordering::Release);
+        }
         self.wake_all();
     }
 

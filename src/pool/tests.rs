@@ -128,3 +128,31 @@ fn what_is_taken_from_a_place_that_is_behind_goes_back_there_but_for_a_chunk() {
     assert_eq!([0, 1, 2].map(|place| shared.waiting(place, LANE)), [BIG - CHUNK, BIG / 2 - CHUNK, 0]);
     assert!(LaneOf { worker: &worker, lane: LANE }.has_own());
 }
+
+/// Whatever two threads set at once: who asks for the rate and who keeps to it are told the same.
+#[test]
+fn the_rate_is_kept_to_that_was_set_last() {
+    let topology = three_crews();
+    let plan = Plan::new(&topology, &Plan::wanted(&topology, 1), Locality::PreferLocal);
+    let shared = Shared::new(plan, Vec::new(), Seats::new(&topology), None);
+    // Each thread goes on when both have come as far: at the same moment, or nearly so.
+    let steps = std::sync::atomic::AtomicUsize::new(0);
+    let meet = |step: usize| {
+        steps.fetch_add(1, Ordering::AcqRel);
+        while steps.load(Ordering::Acquire) < 2 * step {
+            std::thread::yield_now();
+        }
+    };
+    let set = |rate| {
+        for round in 0..200_000 {
+            meet(2 * round + 1);
+            shared.set_background_rate(rate);
+            meet(2 * round + 2);
+            assert_eq!(shared.background_may_go().is_err(), shared.background_rate() == Some(0));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| set(None));
+        scope.spawn(|| set(Some(0)));
+    });
+}

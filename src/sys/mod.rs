@@ -34,7 +34,7 @@ pub(crate) use populate::{kernel_populates, populate};
 pub(crate) use present::{Presence, Survey};
 pub(crate) use process::process_id;
 pub(crate) use thread::{
-    block_asynchronous_signals, had_low_policy, minor_faults, thread_cpu_time, thread_id, use_normal_policy,
+    block_asynchronous_signals, has_low_policy, minor_faults, thread_cpu_time, thread_id, use_normal_policy,
 };
 
 use std::io;

@@ -1,8 +1,7 @@
 //! What a worker thread is to the operating system.
 
-use std::cell::Cell;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Blocks the signals that are sent to a process and land on any of its threads: they are the VMM's. Those
 /// that a thread raises by its own doing stay as they are.
@@ -36,25 +35,8 @@ pub(crate) fn use_normal_policy() -> io::Result<()> {
     }
 }
 
-/// Whether the calling thread's policy was below the normal one when it was last looked at, some milliseconds ago at
-/// most: a thread seldom changes it, and may have many small jobs meanwhile.
-pub(crate) fn had_low_policy(now: Instant) -> bool {
-    const TRUE_FOR: Duration = Duration::from_millis(10);
-    thread_local! {
-        static LAST: Cell<Option<(Instant, bool)>> = const { Cell::new(None) };
-    }
-    match LAST.get() {
-        Some((when, was_low)) if now.saturating_duration_since(when) < TRUE_FOR => was_low,
-        _ => {
-            let is_low = has_low_policy();
-            LAST.set(Some((now, is_low)));
-            is_low
-        }
-    }
-}
-
 /// Whether the calling thread's policy is below the normal one.
-fn has_low_policy() -> bool {
+pub(crate) fn has_low_policy() -> bool {
     const RESET_ON_FORK: libc::c_long = libc::SCHED_RESET_ON_FORK as libc::c_long;
     // The system calls themselves: musl's functions of these names refuse.
     // SAFETY: asks for the policy of the calling thread.
