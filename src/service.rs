@@ -279,7 +279,9 @@ impl ZeroingServiceBuilder {
         self
     }
 
-    /// A topology instead of [`Topology::detect`]: for a VMM that keeps some nodes or CPUs to itself.
+    /// A topology instead of [`Topology::detect`]: for a VMM that keeps some nodes or CPUs to itself. It narrows what
+    /// the process may use, and never widens it: a worker whose node's CPUs are all forbidden runs where it may, with
+    /// a warning.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
         self
@@ -325,7 +327,7 @@ impl ZeroingServiceBuilder {
 
     /// Runs on every thread of the service, after it is pinned and before it works: for a seccomp filter, a
     /// cgroup. An error ends `build`, and no thread is left. (On a thread that stands in later for one that is
-    /// stuck, an error leaves the service with one worker less.)
+    /// stuck, an error leaves the service with one worker less; and what waits there holds up the watchdog.)
     pub fn on_thread_start(
         mut self,
         start: impl Fn(&ThreadInfo) -> io::Result<()> + Send + Sync + 'static,

@@ -17,13 +17,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::events;
 use common::hooked::{Answer, Gate, hooked_memory};
-use common::limits::never_hang;
+use common::limits::{Limit, become_ordinary_user, never_hang};
 use common::uffd::{Handler, Userfaultfd};
 use common::{
     KIB, MIB, all_zero, assert_exact, bytes, exactly, fill, is_child, is_zero, readable, run_child, sum,
     worker_threads,
 };
+use tracing::Level;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vm_zeroing::{Intent, Job, JobError, Outcome, ThreadKind, ZeroRequest, ZeroingService};
 
@@ -353,6 +355,32 @@ in_children! {
         ends_stalled(&job, CHUNK);
         works(&service);
         assert_eq!(CALLS.load(Ordering::SeqCst), 4);
+        let (memory, _handler) = missing.answer_late();
+        memory.assert_nothing_was_stored();
+        assert_eq!(workers(&service, 1), BTreeSet::from([1]));
+    }
+
+    /// The host has no thread for a stand-in, and later has one: the service, whose only worker is stuck, works again.
+    a_stand_in_that_comes_later => later_child {
+        events::collect();
+        // An ordinary user may not have one.
+        let Some(missing) = Missing::new(CHUNK) else { return };
+        let Some(()) = become_ordinary_user() else { return };
+        let service = service_with(1);
+        let full = Limit::lower(libc::RLIMIT_NPROC, 1);
+        let job = service.zero(&missing.memory, Intent::Teardown).unwrap();
+        missing.handler.wait_for_a_fault();
+        job.cancel();
+        ends_stalled(&job, CHUNK);
+        while !events::at(Level::WARN).iter().any(|said| said.contains("no stand-in could be started")) {
+            thread::yield_now();
+        }
+        let memory = anonymous(MIB);
+        let waiting = service.zero(&memory, Intent::Teardown).unwrap();
+        assert_eq!(workers(&service, 1), BTreeSet::from([0]));
+        drop(full);
+        all_zero(&waiting);
+        works(&service);
         let (memory, _handler) = missing.answer_late();
         memory.assert_nothing_was_stored();
         assert_eq!(workers(&service, 1), BTreeSet::from([1]));

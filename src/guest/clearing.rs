@@ -34,7 +34,8 @@ pub(crate) struct SourceRegion {
     pub(crate) work: WorkRegion,
     /// The file, from the offset of the region's first byte on.
     pub(crate) file: Option<FileOffset>,
-    /// Its pages are known to be memory: where they are there, a store waits for no file system.
+    /// By the region's own word its pages are memory: where they are there, a store waits for no file system. Nothing
+    /// but who does a small job hangs on it.
     pub(crate) in_memory: bool,
 }
 

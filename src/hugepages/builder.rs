@@ -65,7 +65,8 @@ impl HugepagePoolBuilder {
         self
     }
 
-    /// Bytes of the pool on a node, a multiple of the page size; once for each node.
+    /// Bytes of the pool on a node, a multiple of the page size; once for each node. A node that the service's
+    /// topology does not have is an error at `build` ([`PoolError::UnknownNode`](crate::PoolError::UnknownNode)).
     pub fn capacity(mut self, node: NodeId, bytes: u64) -> Self {
         self.capacity.insert(node, bytes);
         self

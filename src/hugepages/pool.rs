@@ -42,7 +42,9 @@ impl HugepagePool {
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Exhausted`] names what is needed, zero and stale, where, and what helps.
+    /// [`LeaseError::Exhausted`] names what is needed, zero and stale, where, and what helps;
+    /// [`LeaseError::NoMemoryOn`]: the policy names a node of which the pool has nothing; [`LeaseError::Request`]: a
+    /// forked child asks. Others are said at [`LeaseError`]. Nothing is lent then.
     pub fn lease(&self, bytes: u64, policy: NodePolicy) -> Result<Lease, LeaseError> {
         let page = self.core.page;
         if bytes == 0 || !bytes.is_multiple_of(page) {

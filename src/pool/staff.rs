@@ -156,25 +156,25 @@ impl Staff {
     }
 
     /// Starts a stand-in for a worker that a job ended without. The worker leaves when it comes back; if it has
-    /// come back already, that changes nothing but who works.
-    fn replace(&self, stuck: usize, crew: &Crew, topology: &Topology) {
+    /// come back already, that changes nothing but who works. `false` if the host has no thread for it now.
+    fn replace(&self, stuck: usize, crew: &Crew, topology: &Topology) -> bool {
         if self.shared.register.is_closed() {
-            return;
+            return true;
         }
         let homes = self.shared.plan.workers();
-        let Some(&home) = homes.get(stuck) else { return };
-        let Some(&node) = self.shared.plan.homes().get(home) else { return };
+        let Some(&home) = homes.get(stuck) else { return true };
+        let Some(&node) = self.shared.plan.homes().get(home) else { return true };
         let (number, deques) = {
             let mut bench = lock(&self.bench);
             if !bench.get(stuck).is_some_and(Standing::counts) {
-                return;
+                return true;
             }
             let mut same_home =
                 bench.iter_mut().enumerate().filter(|(number, _)| homes.get(*number) == Some(&home));
             let Some(free) = same_home.find_map(|(number, standing)| Some((number, standing.take()?))) else {
                 tracing::warn!(worker = stuck, "a worker is stuck in a page fault, and so is its stand-in");
                 self.stand(&mut bench, stuck, Standing::Unrelieved);
-                return;
+                return true;
             };
             free
         };
@@ -182,6 +182,7 @@ impl Staff {
         let mut bench = lock(&self.bench);
         // Another one that came back may have taken its place meanwhile.
         let is_wanted = bench.get(stuck).is_some_and(Standing::counts);
+        let is_refused = is_wanted && matches!(started, Err(NoThread::Refused(_)));
         match started {
             Ok(recruit) if is_wanted => {
                 self.stand(&mut bench, stuck, Standing::Relieved);
@@ -209,6 +210,7 @@ impl Staff {
                 tracing::warn!(worker = stuck, %error, "a worker is stuck in a page fault, and no stand-in could be started");
             }
         }
+        !is_refused
     }
 
     fn stand(&self, bench: &mut [Standing], number: usize, standing: Standing) {

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::job::{JobCore, Warden};
 use crate::sync::lock;
+
+/// How long after the host refused a stand-in it is asked again.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What the watchdog thread is to look at. Its jobs know it as their [`Warden`].
 #[derive(Debug, Default)]
@@ -23,6 +26,9 @@ struct Watch {
     tidy_at: usize,
     /// Workers that jobs ended without.
     left_behind: Vec<u32>,
+    /// Those of them for whom the host refused a stand-in, and when it is asked again.
+    refused: Vec<u32>,
+    ask_again: Option<Instant>,
     closing: bool,
 }
 
@@ -54,6 +60,20 @@ impl Watch {
         self.appointments.first_key_value().map(|((when, _), _)| *when)
     }
 
+    /// When there is something to do.
+    fn next(&self) -> Option<Instant> {
+        self.earliest().into_iter().chain(self.ask_again).min()
+    }
+
+    /// Takes out the workers that somebody is to stand in for.
+    fn stuck(&mut self, now: Instant) -> Vec<u32> {
+        let mut stuck = std::mem::take(&mut self.left_behind);
+        if self.ask_again.take_if(|when| *when <= now).is_some() {
+            stuck.append(&mut self.refused);
+        }
+        stuck
+    }
+
     /// Takes out what is due.
     fn due(&mut self, now: Instant) -> Vec<Weak<JobCore>> {
         let is_due = |watch: &Self| watch.earliest().is_some_and(|when| when <= now);
@@ -63,15 +83,16 @@ impl Watch {
 }
 
 impl Watchdog {
-    /// Keeps watch until [`close`](Self::close); calls `replace` for each worker that a job ended without.
-    pub(crate) fn keep(&self, mut replace: impl FnMut(u32)) {
+    /// Keeps watch until [`close`](Self::close); calls `replace` for each worker that a job ended without, and again
+    /// after a while if it says `false`.
+    pub(crate) fn keep(&self, mut replace: impl FnMut(u32) -> bool) {
         let mut watch = lock(&self.watch);
         while !watch.closing {
             let now = Instant::now();
-            let stuck = std::mem::take(&mut watch.left_behind);
+            let mut stuck = watch.stuck(now);
             let due = watch.due(now);
             if stuck.is_empty() && due.is_empty() {
-                watch = match watch.earliest() {
+                watch = match watch.next() {
                     None => self.bell.wait(watch).unwrap_or_else(PoisonError::into_inner),
                     Some(when) => {
                         let timeout = when.saturating_duration_since(now);
@@ -81,13 +102,17 @@ impl Watchdog {
                 continue;
             }
             drop(watch);
-            stuck.into_iter().for_each(&mut replace);
+            stuck.retain(|worker| !replace(*worker));
             for job in due.iter().filter_map(Weak::upgrade) {
                 if let Some(when) = job.tend(now) {
                     self.look_at(Arc::downgrade(&job), when);
                 }
             }
             watch = lock(&self.watch);
+            if !stuck.is_empty() {
+                watch.refused.append(&mut stuck);
+                watch.ask_again = Instant::now().checked_add(ASKED_AGAIN_AFTER);
+            }
         }
     }
 

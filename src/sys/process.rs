@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::page_size;
 
-/// The process's number in the system.
+/// The process's number in the system. A child that shares its parent's memory (`vfork`, `CLONE_VM`) shares its
+/// workers, too, and is told its parent's.
 pub(crate) fn process_id() -> u32 {
     static KNOWN: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
     let Some(known) = KNOWN.get_or_init(|| lost_by_fork(libc::MADV_WIPEONFORK)) else {
