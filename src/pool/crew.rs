@@ -106,13 +106,19 @@ impl Post {
         Self { kind: ThreadKind::Watchdog, worker: None, node: None, cpus: Vec::new() }
     }
 
-    /// At most 15 bytes, as the kernel wants it.
+    /// At most 15 bytes, as the kernel wants it: letters give way to digits. With node and number below 65536, as
+    /// those of a machine are, it is whole and no other thread's; what is longer yet is cut.
     pub(crate) fn name(&self) -> String {
-        let name = match (self.node, self.worker) {
-            (Some(node), Some(number)) => format!("vmz-n{}-w{number}", node.0),
+        const MOST: usize = 15;
+        let mut name = match (self.node, self.worker) {
+            (Some(node), Some(number)) => {
+                let name = format!("vmz-n{}-w{number}", node.0);
+                if name.len() <= MOST { name } else { format!("vmz-{}-{number}", node.0) }
+            }
             _ => "vmz-watchdog".to_owned(),
         };
-        name.chars().take(15).collect()
+        name.truncate(MOST);
+        name
     }
 }
 
@@ -209,19 +215,91 @@ pub(crate) fn settle_in(cpus: &[u32], node: Option<NodeId>) {
     if cpus.is_empty() {
         return;
     }
-    // The second look is for a cpuset that was changed after the first.
-    let pinned = pin_within_allowed(cpus).or_else(|_| pin_within_allowed(cpus));
-    if let Err(error) = pinned {
+    if let Err(error) = pin_within(cpus, allowed_cpus, pin_current_thread) {
         tracing::warn!(?node, ?cpus, %error, "cannot pin a worker to its node; it runs where it may");
     }
 }
 
 /// The topology may be the caller's own: narrows what the operator gave us, never widens it.
-fn pin_within_allowed(cpus: &[u32]) -> io::Result<()> {
-    let allowed = allowed_cpus().unwrap_or_else(|_| cpus.to_vec());
-    let own: Vec<u32> = cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
-    if own.is_empty() {
-        return Err(io::ErrorKind::InvalidInput.into());
+fn pin_within(
+    cpus: &[u32],
+    allowed: impl Fn() -> io::Result<Vec<u32>>,
+    pin: impl Fn(&[u32]) -> io::Result<()>,
+) -> io::Result<()> {
+    let attempt = || {
+        let allowed = allowed().unwrap_or_else(|_| cpus.to_vec());
+        let own: Vec<u32> = cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+        if own.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { pin(&own) }
+    };
+    // The second look is for a cpuset that was changed after the first.
+    attempt().or_else(|_| attempt())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn name(node: u32, worker: u32) -> String {
+        let (node, worker) = (Some(NodeId(node)), Some(worker));
+        Post { kind: ThreadKind::Worker, worker, node, cpus: Vec::new() }.name()
     }
-    pin_current_thread(&own)
+
+    #[test]
+    fn names_are_whole_and_nobody_elses() {
+        assert_eq!((name(0, 3), name(999, 1023)), ("vmz-n0-w3".into(), "vmz-n999-w1023".into()));
+        assert_eq!(name(1023, 16_383), "vmz-1023-16383");
+        assert_eq!(name(65_535, 65_535), "vmz-65535-65535");
+        assert_eq!(Post::watchdog().name(), "vmz-watchdog");
+        // Around each place where one of them gets longer.
+        let edges = [0, 1, 9, 10, 99, 100, 102, 999, 1000, 1023, 1024, 6553, 9999, 10_000, 16_383, 65_535];
+        let mut seen = HashSet::from([Post::watchdog().name()]);
+        for (node, worker) in edges.iter().flat_map(|node| edges.map(|worker| (*node, worker))) {
+            let name = name(node, worker);
+            assert!(name.len() <= 15 && name.starts_with("vmz-"), "{name}");
+            assert!(name.contains(&node.to_string()) && name.ends_with(&worker.to_string()), "{name}");
+            assert!(seen.insert(name.clone()), "{name} twice");
+        }
+        // No machine has these.
+        assert_eq!(name(u32::MAX, u32::MAX), "vmz-4294967295-");
+        assert_eq!(name(0, u32::MAX), "vmz-0-429496729");
+    }
+
+    /// R32: while a thread starts, the first two of its CPUs are taken away, and the other two given back.
+    #[test]
+    fn a_cpuset_that_changes_between_look_and_pinning() {
+        let changed = Cell::new(false);
+        let asked = RefCell::new(Vec::new());
+        let allowed = || Ok(if changed.get() { vec![2, 3, 9] } else { vec![0, 1, 9] });
+        let pin = |cpus: &[u32]| {
+            asked.borrow_mut().push(cpus.to_vec());
+            // As the kernel, if none of them is in the cpuset.
+            if changed.replace(true) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+        };
+        pin_within(&[0, 1, 2, 3], allowed, pin).unwrap();
+        assert_eq!(*asked.borrow(), [[0, 1], [2, 3]], "never wider than what is allowed");
+    }
+
+    #[test]
+    fn what_cannot_be_pinned_is_tried_twice() {
+        let tried = Cell::new(0);
+        let refused = |_: &[u32]| {
+            tried.set(tried.get() + 1);
+            Err(io::Error::from_raw_os_error(libc::EPERM))
+        };
+        let error = pin_within(&[0], || Ok(vec![0]), refused).unwrap_err();
+        assert_eq!((error.raw_os_error(), tried.take()), (Some(libc::EPERM), 2));
+        // None of them is allowed: nothing to ask the kernel for.
+        let error = pin_within(&[0], || Ok(vec![1]), refused).unwrap_err();
+        assert_eq!((error.kind(), tried.take()), (io::ErrorKind::InvalidInput, 0));
+        // Where nobody tells, the kernel narrows what it is asked for.
+        let unknown = || Err(io::ErrorKind::PermissionDenied.into());
+        pin_within(&[0, 1], unknown, |cpus| {
+            assert_eq!(cpus, [0, 1]);
+            Ok(())
+        })
+        .unwrap();
+    }
 }

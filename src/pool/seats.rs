@@ -5,12 +5,20 @@
 //! one thread of somebody else's. Two workers on a virtual machine with two busy CPUs were found to clear 4 GiB in
 //! turn on one of them, each time, at half the speed of threads that were new (Linux 6.18).
 //! So a worker takes a seat on its CPU before each chunk, and moves to a CPU that is free if another one of us sits
-//! there. To the kernel it may still go wherever its node's workers may.
+//! there. To the kernel it may still go wherever it might when it began, as far as the process may now: one that moved
+//! while the operator had taken CPUs away may use them again from its next move on ([`Bounds`]).
+//!
+//! Nothing but speed hangs on a seat, so this is no protocol between threads, and there is no model of it. A seat is
+//! one word, changed by compare-and-exchange from nobody to a worker and by that worker back: it has one owner at a
+//! time, and nobody takes it from another one. No memory is handed over with it, so `Relaxed` will do. It can be wrong
+//! about the world: the kernel moves its owner between two chunks, or its owner is stuck in a page fault. Then another
+//! worker moves without need, or shares a CPU until one of its next chunks; what it clears, and how, is the same on
+//! any CPU.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::sys::{current_cpu, move_current_thread};
+use crate::sys::{Bounds, current_cpu};
 use crate::topology::Topology;
 
 /// Who sits on which CPU. Not exact, as threads are moved between two looks.
@@ -21,15 +29,21 @@ pub(super) struct Seats {
 }
 
 /// One worker's seat.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Seat {
     cpu: Option<u32>,
     moved: Option<Instant>,
+    bounds: Bounds,
 }
 
 impl Seat {
     /// How long a worker stays where it is, if the kernel puts it back or there is no room.
     const PAUSE: Duration = Duration::from_millis(10);
+
+    /// For the calling thread, which is where it is to be. (A default one never moves.)
+    pub(super) fn of_current_thread() -> Self {
+        Self { bounds: Bounds::of_current_thread(), ..Self::default() }
+    }
 }
 
 impl Seats {
@@ -40,24 +54,28 @@ impl Seats {
     }
 
     /// Seats a worker on the CPU that it runs on, or moves it to one where nobody sits.
-    pub(super) fn settle(&self, worker: usize, seat: Seat) -> Seat {
-        let Some(cpu) = current_cpu() else { return seat };
+    pub(super) fn settle(&self, worker: usize, seat: &mut Seat) {
+        let Some(cpu) = current_cpu() else { return };
         if seat.cpu == Some(cpu) {
-            return seat;
+            return;
         }
-        let seat = self.stand_up(worker, seat);
+        self.stand_up(worker, seat);
         if self.take(cpu, worker) {
-            return Seat { cpu: Some(cpu), ..seat };
+            seat.cpu = Some(cpu);
+            return;
         }
         if seat.moved.is_some_and(|moved| moved.elapsed() < Seat::PAUSE) {
-            return seat;
+            return;
         }
-        let cpu = move_current_thread(|cpu| self.take(cpu, worker)).unwrap_or_else(|(error, taken)| {
-            tracing::debug!(worker, %error, "a worker shares a CPU with another one, and cannot be moved");
-            self.stand_up(worker, Seat { cpu: taken, moved: None });
-            None
-        });
-        Seat { cpu, moved: Some(Instant::now()) }
+        match seat.bounds.move_current_thread(|cpu| self.take(cpu, worker)) {
+            Ok(taken) => seat.cpu = taken,
+            Err((error, taken)) => {
+                tracing::debug!(worker, %error, "a worker shares a CPU with another one, and cannot be moved");
+                seat.cpu = taken;
+                self.stand_up(worker, seat);
+            }
+        }
+        seat.moved = Some(Instant::now());
     }
 
     /// Takes a seat if it is free; a CPU that is not known has room for everybody.
@@ -67,11 +85,10 @@ impl Seats {
     }
 
     /// Before a worker sleeps or leaves.
-    pub(super) fn stand_up(&self, worker: usize, seat: Seat) -> Seat {
-        if let Some(place) = seat.cpu.and_then(|cpu| self.by_cpu.get(cpu as usize)) {
+    pub(super) fn stand_up(&self, worker: usize, seat: &mut Seat) {
+        if let Some(place) = seat.cpu.take().and_then(|cpu| self.by_cpu.get(cpu as usize)) {
             let _ = place.compare_exchange(worker as u32 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
-        Seat { cpu: None, ..seat }
     }
 }
 
@@ -87,9 +104,12 @@ mod tests {
     fn one_worker_a_seat() {
         let seats = seats(2);
         assert!(seats.take(0, 7) && !seats.take(0, 8) && seats.take(1, 8));
-        seats.stand_up(8, Seat { cpu: Some(0), moved: None });
+        let on_the_first = || Seat { cpu: Some(0), ..Seat::default() };
+        seats.stand_up(8, &mut on_the_first());
         assert!(!seats.take(0, 8), "nobody takes another one's seat away");
-        assert_eq!(seats.stand_up(7, Seat { cpu: Some(0), moved: None }).cpu, None);
+        let mut own = on_the_first();
+        seats.stand_up(7, &mut own);
+        assert_eq!(own.cpu, None);
         assert!(seats.take(0, 8));
         assert!(seats.take(2, 7) && seats.take(2, 8), "a CPU that came later");
     }
@@ -100,13 +120,16 @@ mod tests {
         std::thread::spawn(|| {
             let seats = seats(4096);
             let own = crate::sys::allowed_cpus().unwrap();
-            let mut first = Seat::default();
+            let mut first = Seat::of_current_thread();
             // Not, if the kernel moves this thread just then.
             let moved = (0..100).any(|_| {
-                first = seats.settle(1, seats.stand_up(1, first));
-                let second = seats.settle(2, Seat::default());
-                seats.stand_up(2, second);
-                second.moved.is_some() && second.cpu != first.cpu && second.cpu == current_cpu()
+                let mut second = Seat::of_current_thread();
+                seats.stand_up(1, &mut first);
+                seats.settle(1, &mut first);
+                seats.settle(2, &mut second);
+                let taken = second.cpu;
+                seats.stand_up(2, &mut second);
+                second.moved.is_some() && taken != first.cpu && taken == current_cpu()
             });
             assert!(moved || own.len() == 1, "on one CPU there is nowhere to go");
             assert_eq!(crate::sys::allowed_cpus().unwrap(), own);

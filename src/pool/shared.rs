@@ -39,7 +39,8 @@ pub(super) struct Shared {
     pub(super) seats: Seats,
     pub(super) register: Register<JobCore>,
     throttle: Mutex<Throttle>,
-    /// Whether there is a rate at all, to be read without the lock.
+    /// Whether there is a rate at all, to be read without the lock. Whoever reads it late does one more chunk at the
+    /// old rate, or takes the lock to learn that there is none.
     throttled: AtomicBool,
     began: Instant,
 }

@@ -90,7 +90,7 @@ pub(super) struct Worker {
     pub(super) grain: Cell<Grain>,
     /// By lane.
     pub(super) quiet: [Cell<Quiet>; LANES],
-    pub(super) seat: Cell<Seat>,
+    pub(super) seat: RefCell<Seat>,
 }
 
 impl Worker {
@@ -106,7 +106,7 @@ impl Worker {
     }
 
     fn stand_up(&self) {
-        self.seat.set(self.shared.seats.stand_up(self.index, self.seat.get()));
+        self.shared.seats.stand_up(self.index, &mut self.seat.borrow_mut());
     }
 
     /// What comes next: by priority, then by distance. If there is nothing: when to look again by oneself.
@@ -174,7 +174,7 @@ impl Shift for Worker {
         if background {
             self.shared.pay_for(chunk.len);
         }
-        self.seat.set(self.shared.seats.settle(self.index, self.seat.get()));
+        self.shared.seats.settle(self.index, &mut self.seat.borrow_mut());
         run_caught(|| self.work_on(Task { job, extent: chunk, believed, stolen }));
     }
 }

@@ -17,7 +17,7 @@ mod present;
 mod process;
 mod thread;
 
-pub(crate) use affinity::{allowed_cpus, current_cpu, move_current_thread, pin_current_thread};
+pub(crate) use affinity::{Bounds, allowed_cpus, current_cpu, pin_current_thread};
 pub(crate) use chunk::Chunk;
 pub use host_range::HostRange;
 #[cfg(feature = "kvm")]
