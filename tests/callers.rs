@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::thread;
 
-use common::{MIB, fill, is_zero, one_node};
+use common::{MIB, fill, is_zero, one_node, set_policy};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 use vm_zeroing::{Intent, ZeroingService};
 
@@ -58,11 +58,7 @@ fn a_thread_of_low_policy_leaves_it_to_a_worker() {
         let memory = present(None);
         let done_here = thread::scope(|scope| {
             let low = || {
-                let priority: libc::c_int = 0;
-                // SAFETY: the kernel's sched_param is this one number, which outlives the call.
-                let answer =
-                    unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
-                assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+                set_policy(0, policy).unwrap();
                 is_done_here(&service, &memory)
             };
             scope.spawn(low).join().unwrap()

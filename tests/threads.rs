@@ -12,9 +12,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::hooked::{Answer, hooked_memory};
+use common::seccomp::{self, Refusal, Scope};
+use common::uffd::Userfaultfd;
 use common::{
-    MIB, Tree, all_zero, allowed_cpus, cpus_of, exactly, fill, is_child, list, one_node, run_child,
+    MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, exactly, fill, is_child, list, one_node,
+    policy_of, run_child, set_policy,
 };
+use tracing::Level;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vm_zeroing::{
     BuildError, Intent, ThreadInfo, ThreadKind, Topology, ZeroRequest, ZeroingService, ZeroingServiceBuilder,
 };
@@ -92,7 +97,7 @@ macro_rules! in_children {
 }
 
 in_children! {
-    /// `threads` is what the system says, by number and by name; a name has 15 bytes at most.
+    /// `threads` is what the system says, by number and by name.
     threads_are_what_the_system_says => what_the_system_says_child {
         let before = tasks();
         let builders: [fn() -> ZeroingServiceBuilder; 4] = [
@@ -106,7 +111,8 @@ in_children! {
             let mut expected = before.clone();
             expected.extend(ours(&service));
             assert_eq!(tasks(), expected);
-            assert!(tasks().values().all(|name| name.len() <= 15));
+            let names: BTreeSet<String> = ours(&service).into_values().collect();
+            assert_eq!(names.len(), service.threads().len(), "each has its own name");
             let threads = service.threads();
             let of_kind = |kind| threads.iter().filter(|thread| thread.kind == kind).count();
             assert_eq!((of_kind(ThreadKind::Worker), of_kind(ThreadKind::Watchdog)), (service.workers(), 1));
@@ -243,6 +249,84 @@ in_children! {
         for thread in service.threads() {
             assert!(is_right(blocked(&format!("/proc/self/task/{}/status", thread.tid))), "{thread:?}");
         }
+    }
+
+    /// Whatever the policy of the thread that builds the service, or of the watchdog when it starts a stand-in: all run
+    /// at the normal one, and the embedder is shown them so.
+    they_leave_a_low_policy => low_policy_child {
+        for policy in [libc::SCHED_IDLE, libc::SCHED_BATCH] {
+            let may_leave = move || set_policy(0, policy).and_then(|()| set_policy(0, libc::SCHED_OTHER));
+            if let Err(error) = thread::spawn(may_leave).join().unwrap() {
+                println!("skipped: this user may not leave the policy {policy}: {error}");
+                continue;
+            }
+            let seen: Arc<Mutex<Vec<(u32, i32)>>> = Arc::default();
+            let builder = exactly(2).on_thread_start({
+                let seen = Arc::clone(&seen);
+                move |info| {
+                    seen.lock().unwrap().push((info.tid, policy_of(0)));
+                    Ok(())
+                }
+            });
+            let build = move || {
+                set_policy(0, policy).unwrap();
+                let service = builder.build().unwrap();
+                assert_eq!(policy_of(0), policy, "the caller's is its own");
+                service
+            };
+            let service = thread::spawn(build).join().unwrap();
+            let are_normal = |count: usize| {
+                let threads = service.threads();
+                assert_eq!(threads.len(), count);
+                for ThreadInfo { tid, .. } in &threads {
+                    assert_eq!(policy_of(*tid), libc::SCHED_OTHER, "from {policy}: {threads:?}");
+                    assert!(seen.lock().unwrap().contains(&(*tid, libc::SCHED_OTHER)), "{seen:?}");
+                }
+                threads
+            };
+            let threads = are_normal(3);
+            let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), PAGE as usize)]).unwrap();
+            let base = memory.get_host_address(GuestAddress(0)).unwrap() as u64;
+            let Some(handler) = Userfaultfd::register(base, PAGE) else { continue };
+            let watchdog = threads.iter().find(|thread| thread.kind == ThreadKind::Watchdog).unwrap().tid;
+            set_policy(watchdog, policy).unwrap();
+            let job = service.zero(&Arc::new(memory), Intent::Teardown).unwrap();
+            handler.wait_for_a_fault();
+            job.cancel();
+            assert!(job.wait().is_err());
+            while service.threads().len() < 4 {
+                thread::yield_now();
+            }
+            set_policy(watchdog, libc::SCHED_OTHER).unwrap();
+            are_normal(4);
+            drop(handler);
+        }
+    }
+
+    /// R32: where a sandbox refuses to pin threads, each says so once and runs where it may.
+    they_cannot_be_pinned => not_pinned_child {
+        common::events::collect();
+        let own = cpus_of("/proc/thread-self/status");
+        let build = || {
+            seccomp::refuse(Scope::Thread, &[Refusal::new(libc::SYS_sched_setaffinity, libc::EPERM)])?;
+            Some(ZeroingService::builder().topology(two_nodes_with_cpus()).small_job(0).build().unwrap())
+        };
+        let Some(service) = thread::spawn(build).join().unwrap() else { return };
+        let warnings = || {
+            let all = common::events::at(Level::WARN).into_iter();
+            all.filter(|warning| warning.contains("cannot pin a worker")).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings().len(), service.workers(), "{:?}", warnings());
+        for thread in service.threads() {
+            assert_eq!(cpus_of(&format!("/proc/self/task/{}/status", thread.tid)), own);
+        }
+        let memory = hooked_memory(24 * MIB, |_, _| Answer::AsAsked);
+        for intent in [Intent::Teardown, Intent::Background] {
+            fill(&*memory, 0, 24 * MIB);
+            let report = all_zero(&service.zero(&memory, intent).unwrap());
+            assert_exact(&*memory, &report, &[(0, 24 * MIB)]);
+        }
+        assert_eq!(warnings().len(), service.workers(), "once");
     }
 
     /// A thousand lives, one after the other and several at once, with work and without.

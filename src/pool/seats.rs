@@ -33,16 +33,17 @@ pub(super) struct Seats {
 pub(super) struct Seat {
     cpu: Option<u32>,
     moved: Option<Instant>,
-    bounds: Bounds,
+    /// Where it may sit: what its thread was told before it first worked.
+    pub(super) bounds: Option<Bounds>,
 }
 
 impl Seat {
     /// How long a worker stays where it is, if the kernel puts it back or there is no room.
     const PAUSE: Duration = Duration::from_millis(10);
 
-    /// For the calling thread, which is where it is to be. (A default one never moves.)
-    pub(super) fn of_current_thread() -> Self {
-        Self { bounds: Bounds::of_current_thread(), ..Self::default() }
+    /// Those of the calling thread, whose seat it is.
+    pub(super) fn bounds(&mut self) -> &mut Bounds {
+        self.bounds.get_or_insert_with(Bounds::of_current_thread)
     }
 }
 
@@ -67,7 +68,7 @@ impl Seats {
         if seat.moved.is_some_and(|moved| moved.elapsed() < Seat::PAUSE) {
             return;
         }
-        match seat.bounds.move_current_thread(|cpu| self.take(cpu, worker)) {
+        match seat.bounds().move_current_thread(|cpu| self.take(cpu, worker)) {
             Ok(taken) => seat.cpu = taken,
             Err((error, taken)) => {
                 tracing::debug!(worker, %error, "a worker shares a CPU with another one, and cannot be moved");
@@ -120,10 +121,10 @@ mod tests {
         std::thread::spawn(|| {
             let seats = seats(4096);
             let own = crate::sys::allowed_cpus().unwrap();
-            let mut first = Seat::of_current_thread();
+            let mut first = Seat::default();
             // Not, if the kernel moves this thread just then.
             let moved = (0..100).any(|_| {
-                let mut second = Seat::of_current_thread();
+                let mut second = Seat::default();
                 seats.stand_up(1, &mut first);
                 seats.settle(1, &mut first);
                 seats.settle(2, &mut second);

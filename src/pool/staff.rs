@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 
 use super::crew::{Crew, NoThread, Post, Recruit, ThreadInfo};
 use super::machine::Grain;
-use super::seats::Seat;
 use super::shared::Shared;
 use super::watchdog::Watchdog;
 use super::worker::{Deques, Worker};
@@ -57,8 +56,6 @@ impl Standing {
 
 /// The life of a worker thread.
 pub(super) fn duty((worker, bench, alive): Duty) {
-    // Here, as the embedder may have bound the thread more tightly.
-    worker.seat.replace(Seat::of_current_thread());
     let mut on_duty = Some(worker);
     while let Some(worker) = on_duty.take() {
         worker.run();

@@ -156,3 +156,21 @@ fn the_rate_is_kept_to_that_was_set_last() {
         scope.spawn(|| set(Some(0)));
     });
 }
+
+#[test]
+fn a_worker_knows_its_cpus_before_it_works() {
+    let topology = three_crews();
+    let plan = Plan::new(&topology, &Plan::wanted(&topology, 1), Locality::PreferLocal);
+    let worker = Worker {
+        shared: Arc::new(Shared::new(plan, Vec::new(), Seats::new(&topology), None)),
+        index: 0,
+        home: 0,
+        deques: std::array::from_fn(|_| Deque::new_lifo()),
+        grain: std::cell::Cell::new(Grain::new(CHUNK)),
+        quiet: Default::default(),
+        seat: Default::default(),
+    };
+    worker.shared.register.close();
+    worker.run();
+    assert!(worker.seat.borrow().bounds.is_some());
+}

@@ -96,6 +96,8 @@ pub(super) struct Worker {
 impl Worker {
     /// Works until the pool closes or somebody else has taken over; its deques are empty then.
     pub(super) fn run(&self) {
+        // Not when the first job has come: the cpuset may be smaller by then.
+        self.seat.borrow_mut().bounds();
         self.work();
         self.stand_up();
         for task in self.deques.iter().flat_map(|deque| std::iter::from_fn(|| deque.pop())) {

@@ -219,6 +219,27 @@ pub fn pin_to(cpu: u32) {
     }
 }
 
+/// Gives a thread, 0 for the calling one, a scheduling policy that knows no priorities.
+#[allow(unsafe_code)]
+pub fn set_policy(thread: u32, policy: i32) -> std::io::Result<()> {
+    let priority: libc::c_int = 0;
+    // The system calls themselves: musl's functions of these names refuse.
+    // SAFETY: the kernel's sched_param is this one number, which outlives the call.
+    match unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &raw const priority) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// The scheduling policy of a thread, 0 for the calling one.
+#[allow(unsafe_code)]
+pub fn policy_of(thread: u32) -> i32 {
+    // SAFETY: a number in, a number out.
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
+    assert!(policy >= 0, "{}", std::io::Error::last_os_error());
+    policy as i32
+}
+
 /// The service's worker threads in this process: (thread id, name).
 pub fn worker_threads() -> Vec<(u32, String)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
