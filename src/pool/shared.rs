@@ -20,7 +20,7 @@ use crate::sync::lock;
 struct Counts {
     /// Tasks that were queued there; see `Quiet`.
     arrivals: AtomicU64,
-    /// Bytes in the node's queue and in the deques of its workers.
+    /// Bytes in the node's queue and in the deques of its workers; read late, a worker is lent late.
     waiting: AtomicU64,
 }
 
