@@ -67,9 +67,9 @@ impl Known {
     fn of_process<'f>(files: impl Iterator<Item = &'f File>) -> Self {
         let holes_can_be_trusted = kernel_is_at_least(6, 6);
         let mut backings: Vec<Backing> = Vec::new();
-        for file in
-            files.filter(|file| holes_can_be_trusted && is_file(file) && file_kind(file) == FileKind::Tmpfs)
-        {
+        let is_tmpfs = |file: &File| file_kind(file).is_ok_and(|kind| kind == FileKind::Tmpfs);
+        // Never a device node: opening one again may do anything.
+        for file in files.filter(|file| holes_can_be_trusted && is_tmpfs(file)) {
             let Ok(identity) = identity(file) else { continue };
             if backings.iter().all(|known| known.identity != identity)
                 && let Ok(file) = reopen(file)
@@ -130,11 +130,6 @@ type Identity = (u32, u32, u64);
 fn identity(file: &File) -> io::Result<Identity> {
     let found = file.metadata()?;
     Ok((libc::major(found.dev()), libc::minor(found.dev()), found.ino()))
-}
-
-/// Device nodes live on a tmpfs too, and opening one again may do anything.
-fn is_file(file: &File) -> bool {
-    file.metadata().is_ok_and(|found| found.is_file())
 }
 
 /// One mapping of `/proc/<pid>/smaps` (proc_pid_smaps(5)).

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::lock;
 
-/// The kernel's timers are late by this much (`PR_SET_TIMERSLACK`): shorter naps are none.
+/// The kernel's timers are late by this much, unless the process was told otherwise (`PR_SET_TIMERSLACK`): shorter
+/// naps are none.
 const SHORTEST: Duration = Duration::from_micros(50);
 
 const LONGEST: Duration = Duration::from_micros(200);
@@ -29,8 +30,12 @@ thread_local! {
 }
 
 /// Lets the calling thread wait for a job that was submitted at some time: by `wait`, after a nap if that is due.
-/// `until`: no nap beyond it.
-pub(super) fn wait<T>(submitted: Instant, until: Option<Instant>, wait: impl FnOnce() -> T) -> T {
+/// `until`: no nap beyond it. Who waits in vain polls, and does not nap.
+pub(super) fn wait<T>(
+    submitted: Instant,
+    until: Option<Instant>,
+    wait: impl FnOnce() -> Option<T>,
+) -> Option<T> {
     let now = Instant::now();
     let began = began(DRAIN.get(), submitted, now);
     if let Some(nap) = nap(began, now, until) {
@@ -39,7 +44,7 @@ pub(super) fn wait<T>(submitted: Instant, until: Option<Instant>, wait: impl FnO
         drop(Condvar::new().wait_timeout(lock(&nobody), nap));
     }
     let answer = wait();
-    DRAIN.set(Some(Drain { began, last: Instant::now() }));
+    DRAIN.set(answer.as_ref().map(|_| Drain { began, last: Instant::now() }));
     answer
 }
 
@@ -92,15 +97,17 @@ mod tests {
     #[test]
     fn waits_in_a_row() {
         let submitted = Instant::now();
-        let first = wait(submitted, None, || DRAIN.get());
-        assert!(first.is_none());
+        let first = wait(submitted, None, || Some(DRAIN.get()));
+        assert!(first.is_some_and(|drain| drain.is_none()));
         let drain = DRAIN.get().unwrap();
         assert!(submitted <= drain.began && drain.began <= drain.last);
         // Unless this thread was held up for so long just then.
         assert!((0..100).any(|_| {
             let before = wait(submitted, None, || DRAIN.get()).unwrap();
-            wait(submitted, None, || ());
+            wait(submitted, None, || Some(()));
             DRAIN.get().unwrap().began == before.began
         }));
+        assert_eq!(wait(submitted, None, || None::<()>), None);
+        assert!(DRAIN.get().is_none(), "who waits in vain begins anew");
     }
 }

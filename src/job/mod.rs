@@ -59,8 +59,8 @@ impl Job {
 
     /// Waits until the job is over. May be called any number of times, from any thread.
     ///
-    /// Of many queued jobs that one thread waits for in turn, it hears of the later ends some 0.2 ms late: it naps now and
-    /// then, instead of having a worker wake it for each.
+    /// Of many queued jobs that one thread waits for in turn, it hears of the later ends some 0.2 ms late (and the timer
+    /// slack of the thread): it naps now and then, instead of having a worker wake it for each.
     ///
     /// # Errors
     ///

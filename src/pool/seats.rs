@@ -5,12 +5,12 @@
 //! one thread of somebody else's. Two workers on a virtual machine with two busy CPUs were found to clear 4 GiB in
 //! turn on one of them, each time, at half the speed of threads that were new (Linux 6.18).
 //! So a worker takes a seat on its CPU before each chunk, and moves to a CPU that is free if another one of us sits
-//! there. To the kernel it may still go wherever it might when it began, as far as the process may now: one that moved
-//! while the operator had taken CPUs away may use them again from its next move on ([`Bounds`]).
+//! there. To the kernel it may still go wherever it might when it began; while somebody has taken CPUs away from it, it
+//! stays where it is ([`Bounds`]).
 //!
 //! Nothing but speed hangs on a seat, so this is no protocol between threads, and there is no model of it. A seat is
 //! one word, changed by compare-and-exchange from nobody to a worker and by that worker back: it has one owner at a
-//! time, and nobody takes it from another one. No memory is handed over with it, so `Relaxed` will do. It can be wrong
+//! time, and is taken from it only when somebody stands in for it. No memory is handed over with it, so `Relaxed` will do. It can be wrong
 //! about the world: the kernel moves its owner between two chunks, or its owner is stuck in a page fault. Then another
 //! worker moves without need, or shares a CPU until one of its next chunks; what it clears, and how, is the same on
 //! any CPU.
@@ -68,12 +68,10 @@ impl Seats {
         if seat.moved.is_some_and(|moved| moved.elapsed() < Seat::PAUSE) {
             return;
         }
-        match seat.bounds().move_current_thread(|cpu| self.take(cpu, worker)) {
-            Ok(taken) => seat.cpu = taken,
-            Err((error, taken)) => {
+        match seat.bounds().move_current_thread(|cpu| self.is_free(cpu)) {
+            Ok(_) => seat.cpu = current_cpu().filter(|cpu| self.take(*cpu, worker)),
+            Err(error) => {
                 tracing::debug!(worker, %error, "a worker shares a CPU with another one, and cannot be moved");
-                seat.cpu = taken;
-                self.stand_up(worker, seat);
             }
         }
         seat.moved = Some(Instant::now());
@@ -83,6 +81,17 @@ impl Seats {
     fn take(&self, cpu: u32, worker: usize) -> bool {
         let Some(seat) = self.by_cpu.get(cpu as usize) else { return true };
         seat.compare_exchange(0, worker as u32 + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_free(&self, cpu: u32) -> bool {
+        self.by_cpu.get(cpu as usize).is_none_or(|seat| seat.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Gives away the seat of a worker that is stuck.
+    pub(super) fn vacate(&self, worker: usize) {
+        for seat in &self.by_cpu {
+            let _ = seat.compare_exchange(worker as u32 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     /// Before a worker sleeps or leaves.

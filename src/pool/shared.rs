@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) dormitories: Vec<Dormitory>,
     /// Who was stuck and is to leave when it comes back, by the worker's number.
     replaced: Vec<AtomicBool>,
+    /// By the worker's number: twice the chunks that it is done with, and one more while it has one.
+    turns: Vec<CachePadded<AtomicU64>>,
     pub(super) seats: Seats,
     pub(super) register: Register<JobCore>,
     throttle: Mutex<Throttle>,
@@ -58,6 +60,7 @@ impl Shared {
             counts: (0..places).map(|_| Default::default()).collect(),
             dormitories: (0..places).map(|_| Dormitory::default()).collect(),
             replaced: stealers.iter().map(|_| AtomicBool::new(false)).collect(),
+            turns: stealers.iter().map(|_| CachePadded::default()).collect(),
             stealers,
             plan,
             seats,
@@ -134,6 +137,22 @@ impl Shared {
 
     pub(super) fn is_replaced(&self, worker: usize) -> bool {
         self.replaced.get(worker).is_some_and(|replaced| replaced.load(Ordering::Acquire))
+    }
+
+    pub(super) fn begin_a_turn(&self, worker: usize) {
+        if let Some(turns) = self.turns.get(worker) {
+            turns.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn end_a_turn(&self, worker: usize) {
+        self.begin_a_turn(worker);
+    }
+
+    /// Which turn of a worker this is; `None` between two.
+    pub(super) fn turn(&self, worker: usize) -> Option<u64> {
+        let turns = self.turns.get(worker)?.load(Ordering::Relaxed);
+        (turns % 2 == 1).then_some(turns)
     }
 
     /// Says whether a worker is to leave when it comes back. Called under the lock of the bench.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use super::crew::{Crew, NoThread, Post, Recruit, ThreadInfo};
 use super::machine::Grain;
 use super::shared::Shared;
-use super::watchdog::Watchdog;
+use super::watchdog::{Stuck, Watchdog};
 use super::worker::{Deques, Worker};
 use crate::error::BuildError;
 use crate::sync::lock;
@@ -137,7 +137,7 @@ impl Staff {
         let watchdog = Arc::new(Watchdog::default());
         let (crew_of_watchdog, topology) = (crew.clone(), topology.clone());
         let keep = move |(watchdog, staff): (Arc<Watchdog>, Staff)| {
-            watchdog.keep(|stuck| staff.replace(stuck as usize, &crew_of_watchdog, &topology));
+            watchdog.keep(|stuck| staff.replace(stuck, &crew_of_watchdog, &topology));
         };
         let post = Post::watchdog();
         match crew.start_one(post.clone(), keep) {
@@ -155,26 +155,33 @@ impl Staff {
         }
     }
 
-    /// Starts a stand-in for a worker that a job ended without. The worker leaves when it comes back; if it has
-    /// come back already, that changes nothing but who works. `false` if the host has no thread for it now.
-    fn replace(&self, stuck: usize, crew: &Crew, topology: &Topology) -> bool {
+    /// Starts a stand-in for a worker that a job ended without, unless it has come back. The worker leaves when it
+    /// does; if it has just done, that changes nothing but who works. If the host has no thread for it now: which
+    /// turn the worker is stuck in.
+    fn replace(&self, Stuck { worker, refused_in }: Stuck, crew: &Crew, topology: &Topology) -> Option<u64> {
         if self.shared.register.is_closed() {
-            return true;
+            return None;
         }
+        let stuck = worker as usize;
         let homes = self.shared.plan.workers();
-        let Some(&home) = homes.get(stuck) else { return true };
-        let Some(&node) = self.shared.plan.homes().get(home) else { return true };
+        let home = *homes.get(stuck)?;
+        let node = *self.shared.plan.homes().get(home)?;
+        let turn = self.shared.turn(stuck).filter(|turn| refused_in.is_none_or(|refused| refused == *turn));
         let (number, deques) = {
             let mut bench = lock(&self.bench);
             if !bench.get(stuck).is_some_and(Standing::counts) {
-                return true;
+                return None;
+            }
+            if turn.is_none() {
+                self.stand(&mut bench, stuck, Standing::Engaged);
+                return None;
             }
             let mut same_home =
                 bench.iter_mut().enumerate().filter(|(number, _)| homes.get(*number) == Some(&home));
             let Some(free) = same_home.find_map(|(number, standing)| Some((number, standing.take()?))) else {
                 tracing::warn!(worker = stuck, "a worker is stuck in a page fault, and so is its stand-in");
                 self.stand(&mut bench, stuck, Standing::Unrelieved);
-                return true;
+                return None;
             };
             free
         };
@@ -192,6 +199,7 @@ impl Staff {
                     stand_in = number,
                     "a worker is stuck in a page fault; another one stands in"
                 );
+                self.shared.seats.vacate(stuck);
                 self.engage_with(recruit, number, deques);
                 // Perhaps it sleeps by now.
                 self.shared.wake_place(home);
@@ -207,10 +215,12 @@ impl Staff {
                     self.stand(&mut bench, stuck, Standing::Unrelieved);
                 }
                 drop(bench);
-                tracing::warn!(worker = stuck, %error, "a worker is stuck in a page fault, and no stand-in could be started");
+                if refused_in.is_none() {
+                    tracing::warn!(worker = stuck, %error, "a worker is stuck in a page fault, and no stand-in could be started");
+                }
             }
         }
-        !is_refused
+        turn.filter(|_| is_refused)
     }
 
     fn stand(&self, bench: &mut [Standing], number: usize, standing: Standing) {

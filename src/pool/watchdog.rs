@@ -10,6 +10,14 @@ use crate::sync::lock;
 /// How long after the host refused a stand-in it is asked again.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
+/// A worker that a job ended without.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stuck {
+    pub(super) worker: u32,
+    /// The turn in which the host refused a stand-in for it, if it did before.
+    pub(super) refused_in: Option<u64>,
+}
+
 /// What the watchdog thread is to look at. Its jobs know it as their [`Warden`].
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
@@ -26,8 +34,8 @@ struct Watch {
     tidy_at: usize,
     /// Workers that jobs ended without.
     left_behind: Vec<u32>,
-    /// Those of them for whom the host refused a stand-in, and when it is asked again.
-    refused: Vec<u32>,
+    /// Those of them for whom the host refused a stand-in, in which turn of theirs, and when it is asked again.
+    refused: BTreeMap<u32, u64>,
     ask_again: Option<Instant>,
     closing: bool,
 }
@@ -66,10 +74,12 @@ impl Watch {
     }
 
     /// Takes out the workers that somebody is to stand in for.
-    fn stuck(&mut self, now: Instant) -> Vec<u32> {
-        let mut stuck = std::mem::take(&mut self.left_behind);
+    fn stuck(&mut self, now: Instant) -> Vec<Stuck> {
+        let left_behind = std::mem::take(&mut self.left_behind).into_iter();
+        let mut stuck: Vec<Stuck> = left_behind.map(|worker| Stuck { worker, refused_in: None }).collect();
         if self.ask_again.take_if(|when| *when <= now).is_some() {
-            stuck.append(&mut self.refused);
+            let refused = std::mem::take(&mut self.refused).into_iter();
+            stuck.extend(refused.map(|(worker, turn)| Stuck { worker, refused_in: Some(turn) }));
         }
         stuck
     }
@@ -84,12 +94,12 @@ impl Watch {
 
 impl Watchdog {
     /// Keeps watch until [`close`](Self::close); calls `replace` for each worker that a job ended without, and again
-    /// after a while if it says `false`.
-    pub(crate) fn keep(&self, mut replace: impl FnMut(u32) -> bool) {
+    /// after a while if it says in which turn the host refused a stand-in.
+    pub(super) fn keep(&self, mut replace: impl FnMut(Stuck) -> Option<u64>) {
         let mut watch = lock(&self.watch);
         while !watch.closing {
             let now = Instant::now();
-            let mut stuck = watch.stuck(now);
+            let stuck = watch.stuck(now);
             let due = watch.due(now);
             if stuck.is_empty() && due.is_empty() {
                 watch = match watch.next() {
@@ -102,15 +112,16 @@ impl Watchdog {
                 continue;
             }
             drop(watch);
-            stuck.retain(|worker| !replace(*worker));
+            let refused: Vec<(u32, u64)> =
+                stuck.into_iter().filter_map(|stuck| Some((stuck.worker, replace(stuck)?))).collect();
             for job in due.iter().filter_map(Weak::upgrade) {
                 if let Some(when) = job.tend(now) {
                     self.look_at(Arc::downgrade(&job), when);
                 }
             }
             watch = lock(&self.watch);
-            if !stuck.is_empty() {
-                watch.refused.append(&mut stuck);
+            if !refused.is_empty() {
+                watch.refused.extend(refused);
                 watch.ask_again = Instant::now().checked_add(ASKED_AGAIN_AFTER);
             }
         }

@@ -32,9 +32,7 @@ pub(super) trait Hands {
     fn send(&self, place: Place, task: Task);
 
     /// Makes a chunk ready; `None` if that is to be left to others.
-    fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>> {
-        Some(claim.prepare())
-    }
+    fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>>;
 
     /// Learns from a chunk of `bytes` that took so long.
     fn learn(&self, bytes: u64, took: Duration);
@@ -176,8 +174,9 @@ impl Shift for Worker {
         if background {
             self.shared.pay_for(chunk.len);
         }
-        self.shared.seats.settle(self.index, &mut self.seat.borrow_mut());
+        self.shared.begin_a_turn(self.index);
         run_caught(|| self.work_on(Task { job, extent: chunk, believed, stolen }));
+        self.shared.end_a_turn(self.index);
     }
 }
 
@@ -207,6 +206,12 @@ impl Hands for Worker {
 
     fn send(&self, place: Place, task: Task) {
         self.shared.send(place, task);
+    }
+
+    /// It moves when the chunk is claimed: should it wait for a CPU long, it is seen to be stuck with it.
+    fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>> {
+        self.shared.seats.settle(self.index, &mut self.seat.borrow_mut());
+        Some(claim.prepare())
     }
 }
 

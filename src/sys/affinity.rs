@@ -76,58 +76,52 @@ pub(crate) fn current_cpu() -> Option<u32> {
     u32::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
-/// The CPUs that a thread moves among.
-///
-/// Remembered here because the kernel would not: while the cpuset is smaller, a thread is found as narrow as that, and
-/// what it is set to then is all that it gets back when the cpuset is widened (since Linux 6.2; before, the kernel
-/// forgets in any case).
+/// The CPUs that a thread moves among: those that it was told to use before it first moved.
 #[derive(Debug, Default)]
 pub(crate) struct Bounds {
-    /// What the thread was told, ascending.
     told: Vec<u32>,
-    /// What it was set to last; less than `told` if it moved while it might use no more.
-    set: Vec<u32>,
+    /// A move was broken off: the thread has less than it was told.
+    is_narrow: bool,
 }
 
 impl Bounds {
-    /// The CPUs that the calling thread may use at this moment; none, and no move, where it cannot be asked.
+    /// Those that the calling thread may use at this moment; none, and no move, where it cannot be asked.
     pub(crate) fn of_current_thread() -> Self {
-        let told = affinity_of(0).unwrap_or_default();
-        Self { set: told.clone(), told }
+        Self { told: affinity_of(0).unwrap_or_default(), is_narrow: false }
     }
 
-    /// What it may use now, of what it was told: what it has, and what it would have, had it not moved while the
-    /// process might use less than the `allowed` CPUs.
-    fn now(&mut self, own: &[u32], allowed: &[u32]) -> Vec<u32> {
-        let is_in = |cpus: &[u32], cpu: &u32| cpus.binary_search(cpu).is_ok();
-        let is_explained = self.set.iter().all(|cpu| is_in(own, cpu) || !is_in(allowed, cpu));
-        if !is_explained {
-            // Not the process has less, but this thread: somebody told it so.
-            self.told = own.to_vec();
-        }
-        self.told.iter().copied().filter(|cpu| is_in(own, cpu) || is_in(allowed, cpu)).collect()
-    }
-
-    /// Moves the calling thread, whose bounds these are, to the first of its CPUs that `choose` takes, those after the
-    /// present one first; `None` if it takes none. Afterwards the thread may go on to any of its CPUs.
+    /// Moves the calling thread, whose bounds these are, to any of its other CPUs that are free. Afterwards it may go
+    /// on to any of its CPUs. `false`: it stays, since none is free, or because it may not use all of its CPUs now, or
+    /// others. Then somebody took CPUs away, from it or from the process, and what it is set to now is what the
+    /// kernel would give back later.
     ///
     /// # Errors
     ///
-    /// As [`pin_current_thread`], with the CPU that `choose` had taken.
-    pub(crate) fn move_current_thread(
-        &mut self,
-        mut choose: impl FnMut(u32) -> bool,
-    ) -> Result<Option<u32>, (io::Error, Option<u32>)> {
-        let own = affinity_of(0).map_err(|error| (error, None))?;
-        let now = self.now(&own, &allowed_cpus().unwrap_or_default());
-        let (before, behind) = now.split_at(now.partition_point(|cpu| Some(*cpu) <= current_cpu()));
-        let Some(cpu) = behind.iter().chain(before).copied().find(|cpu| choose(*cpu)) else {
-            return Ok(None);
-        };
+    /// As [`pin_current_thread`].
+    pub(crate) fn move_current_thread(&mut self, is_free: impl Fn(u32) -> bool) -> io::Result<bool> {
+        if self.is_narrow {
+            self.widen()?;
+        }
+        if affinity_of(0)? != self.told {
+            return Ok(false);
+        }
+        let here = current_cpu();
+        let is_other = |cpu: &u32| Some(*cpu) != here && is_free(*cpu);
+        let free: Vec<u32> = self.told.iter().copied().filter(is_other).collect();
+        if free.is_empty() {
+            return Ok(false);
+        }
         // The kernel moves a thread at once if it may not stay where it is.
-        let mut set = |cpus: Vec<u32>| pin_current_thread(&cpus).map(|()| self.set = cpus);
-        let moved = set(vec![cpu]).and_then(|()| set(now));
-        moved.map(|()| Some(cpu)).map_err(|error| (error, Some(cpu)))
+        pin_current_thread(&free)?;
+        self.is_narrow = true;
+        self.widen()?;
+        Ok(true)
+    }
+
+    fn widen(&mut self) -> io::Result<()> {
+        pin_current_thread(&self.told)?;
+        self.is_narrow = false;
+        Ok(())
     }
 }
 
@@ -159,51 +153,28 @@ mod tests {
         std::thread::spawn(|| {
             let own = affinity_of(0).unwrap();
             let mut bounds = Bounds::of_current_thread();
-            for wanted in own.iter().rev() {
-                assert_eq!(bounds.move_current_thread(|cpu| cpu == *wanted).unwrap(), Some(*wanted));
-                assert_eq!(affinity_of(0).unwrap(), own);
+            assert!(!bounds.move_current_thread(|_| false).unwrap(), "there is no room");
+            for wanted in &own {
+                let was_there = current_cpu() == Some(*wanted);
+                let moved = bounds.move_current_thread(|cpu| cpu == *wanted).unwrap();
+                // Unless the kernel moved it just then.
+                assert!(moved || was_there || current_cpu() == Some(*wanted));
+                assert_eq!(affinity_of(0).unwrap(), own, "it may go anywhere it might before");
             }
-            assert_eq!(bounds.move_current_thread(|_| false).unwrap(), None);
-            // As narrow as a move under a smaller cpuset left it; the cpuset is what it was.
+            // A move that was broken off is made good.
             pin_current_thread(&own[..1]).unwrap();
-            bounds.set.truncate(1);
-            let last = own[own.len() - 1];
-            assert_eq!(bounds.move_current_thread(|cpu| cpu == last).unwrap(), Some(last));
-            assert_eq!(affinity_of(0).unwrap(), own);
-            // A thread that was told to use one CPU stays there.
-            pin_current_thread(&own[..1]).unwrap();
-            assert_eq!(bounds.move_current_thread(|_| true).unwrap(), Some(own[0]));
-            assert_eq!((current_cpu(), affinity_of(0).unwrap()), (Some(own[0]), own[..1].to_vec()));
+            bounds.is_narrow = true;
+            bounds.move_current_thread(|_| true).unwrap();
+            assert_eq!((affinity_of(0).unwrap(), bounds.is_narrow), (own.clone(), false));
+            if own.len() > 1 {
+                // Who has less than it was told, since somebody took it away, is left alone.
+                pin_current_thread(&own[1..]).unwrap();
+                assert!(!bounds.move_current_thread(|_| true).unwrap());
+                assert_eq!(affinity_of(0).unwrap(), own[1..]);
+            }
         })
         .join()
         .unwrap();
-    }
-
-    #[test]
-    fn a_thread_is_bound_by_what_it_was_told() {
-        let bounds = |told: &[u32], set: &[u32]| Bounds { told: told.to_vec(), set: set.to_vec() };
-        let all = [0, 1, 2, 3, 4, 5, 6, 7];
-        for (case, set, own, allowed, now) in [
-            ("nothing happened", &[2, 3, 4, 5][..], &[2, 3, 4, 5][..], &all[..], &[2, 3, 4, 5][..]),
-            ("the cpuset is smaller", &[2, 3, 4, 5], &[2, 3], &[0, 1, 2, 3], &[2, 3]),
-            ("and so it was at the last move", &[2, 3], &[2, 3], &[0, 1, 2, 3], &[2, 3]),
-            ("it was at the last move, and is no more", &[2, 3], &[2, 3], &all, &[2, 3, 4, 5]),
-            ("it is another one", &[2, 3], &[4, 5], &[4, 5, 6, 7], &[4, 5]),
-            ("this thread was told to use less", &[2, 3, 4, 5], &[3], &all, &[3]),
-            ("or something else", &[2, 3, 4, 5], &[6, 7], &all, &[6, 7]),
-            ("the kernel forgot what it was told", &[2, 3, 4, 5], &all, &all, &[2, 3, 4, 5]),
-            ("the main thread bound itself", &[2, 3, 4, 5], &[2, 3, 4, 5], &[0], &[2, 3, 4, 5]),
-            ("to one of them", &[2, 3, 4, 5], &[2, 3, 4, 5], &[2], &[2, 3, 4, 5]),
-            ("what the process may use is not known", &[2, 3, 4, 5], &[2, 3], &[], &[2, 3]),
-            ("a move was broken off", &[4], &[4], &all, &[2, 3, 4, 5]),
-        ] {
-            assert_eq!(bounds(&[2, 3, 4, 5], set).now(own, allowed), now, "{case}");
-        }
-        // What it was told it remembers.
-        let mut bounds = bounds(&[2, 3, 4, 5], &[2, 3, 4, 5]);
-        assert_eq!(bounds.now(&[3], &all), [3]);
-        bounds.set = vec![3];
-        assert_eq!(bounds.now(&[3], &all), [3]);
     }
 
     #[test]

@@ -60,19 +60,24 @@ pub(crate) fn known_file_kind(file: &Arc<File>) -> FileKind {
     }
     let last = LAST.try_with(Cell::take).ok().flatten();
     let known = last.filter(|(known, _)| ptr::eq(known.as_ptr(), Arc::as_ptr(file)));
-    let known = known.unwrap_or_else(|| (Arc::downgrade(file), file_kind(file)));
+    let asked = || Some((Arc::downgrade(file), file_kind(file).ok()?));
+    let Some(known) = known.or_else(asked) else { return FileKind::Other };
     let kind = known.1;
     let _ = LAST.try_with(|last| last.set(Some(known)));
     kind
 }
 
 /// Asks what a file's pages are.
-pub(crate) fn file_kind(file: &File) -> FileKind {
-    match filesystem(file) {
-        Ok((TMPFS_MAGIC, _)) => FileKind::Tmpfs,
-        Ok((HUGETLBFS_MAGIC, page)) => FileKind::Hugetlbfs(page),
-        _ => FileKind::Other,
+pub(crate) fn file_kind(file: &File) -> io::Result<FileKind> {
+    // Device nodes live on a tmpfs, too.
+    if !file.metadata()?.is_file() {
+        return Ok(FileKind::Other);
     }
+    Ok(match filesystem(file)? {
+        (TMPFS_MAGIC, _) => FileKind::Tmpfs,
+        (HUGETLBFS_MAGIC, page) => FileKind::Hugetlbfs(page),
+        _ => FileKind::Other,
+    })
 }
 
 /// The kind of file system a file lives on and its block size in bytes (`fstatfs(2)`).

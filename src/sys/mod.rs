@@ -38,16 +38,21 @@ pub(crate) use thread::{
 };
 
 use std::io;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The size of a base page in bytes.
 pub(crate) fn page_size() -> u64 {
-    static ANSWER: OnceLock<u64> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
-        // SAFETY: sysconf reads a constant of the running kernel and touches no memory of ours.
-        let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        u64::try_from(answer).unwrap_or(4096)
-    })
+    /// 0: not asked yet. No cell that a thread could be filling while another one forks.
+    static ANSWER: AtomicU64 = AtomicU64::new(0);
+    match ANSWER.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: sysconf reads a constant of the running kernel and touches no memory of ours.
+            let answer = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+            ANSWER.store(answer, Ordering::Relaxed);
+            answer
+        }
+        answer => answer,
+    }
 }
 
 /// The error number of the last failed call on this thread.

@@ -2,18 +2,36 @@
 //! something is submitted.
 
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use super::page_size;
+
+/// Where the kernel does not tell children by a page.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
 
 /// The process's number in the system. A child that shares its parent's memory (`vfork`, `CLONE_VM`) shares its
 /// workers, too, and is told its parent's.
 pub(crate) fn process_id() -> u32 {
-    static KNOWN: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
-    let Some(known) = KNOWN.get_or_init(|| lost_by_fork(libc::MADV_WIPEONFORK)) else {
+    // No lock and no cell that one thread fills while others wait: a child forked just then would wait for ever.
+    static KNOWN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+    let mut known = KNOWN.load(Ordering::Acquire);
+    if known.is_null() {
+        let own = lost_by_fork(libc::MADV_WIPEONFORK).unwrap_or_else(|| (&raw const REFUSED).cast_mut());
+        let first = KNOWN.compare_exchange(ptr::null_mut(), own, Ordering::AcqRel, Ordering::Acquire);
+        known = first.map_or_else(
+            |known| {
+                give_back(own);
+                known
+            },
+            |_| own,
+        );
+    }
+    if ptr::eq(known, &raw const REFUSED) {
         return std::process::id();
-    };
+    }
+    // SAFETY: not null, so it came from `lost_by_fork`: an aligned and valid `AtomicU32` in a page that stays mapped
+    // for as long as the process lives, since only a page that was not published is given back.
+    let known = unsafe { &*known };
     match known.load(Ordering::Relaxed) {
         0 => {
             let own = std::process::id();
@@ -24,9 +42,9 @@ pub(crate) fn process_id() -> u32 {
     }
 }
 
-/// A number that a forked child finds to be 0: the kernel gives it a page of zeroes instead of this one
+/// A number, 0 at first, that a forked child finds to be 0: the kernel gives it a page of zeroes instead of this one
 /// (`MADV_WIPEONFORK`, Linux 4.14). `None` where it does not.
-fn lost_by_fork(advice: libc::c_int) -> Option<&'static AtomicU32> {
+fn lost_by_fork(advice: libc::c_int) -> Option<*mut AtomicU32> {
     let len = page_size() as usize;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a fresh private mapping at an address of the kernel's choosing disturbs nothing.
@@ -36,14 +54,22 @@ fn lost_by_fork(advice: libc::c_int) -> Option<&'static AtomicU32> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the page was mapped above, and the advice concerns children only.
-    if unsafe { libc::madvise(page, len, advice) } != 0 {
-        // SAFETY: nobody else knows the page.
-        unsafe { libc::munmap(page, len) };
-        return None;
+    // An emulator of system calls may say yes to any advice.
+    // SAFETY: the page was mapped above; the advice concerns children only, and no kernel knows the other one.
+    let is_taken = unsafe { libc::madvise(page, len, advice) == 0 && libc::madvise(page, len, -1) != 0 };
+    let page = page.cast();
+    if !is_taken {
+        give_back(page);
     }
-    // SAFETY: the page is aligned, zeroed, a valid `AtomicU32`, and stays mapped for as long as the process lives.
-    Some(unsafe { AtomicU32::from_ptr(page.cast()) })
+    is_taken.then_some(page)
+}
+
+/// Unmaps a page that nobody else knows; leaves `REFUSED` alone.
+fn give_back(page: *mut AtomicU32) {
+    if !ptr::eq(page, &raw const REFUSED) {
+        // SAFETY: the page is of `lost_by_fork`, whole, and was not published.
+        unsafe { libc::munmap(page.cast(), page_size() as usize) };
+    }
 }
 
 #[cfg(test)]
