@@ -9,10 +9,13 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
 
-use common::hooked::{Answer, HookedMemory, hooked_memory};
+use common::hooked::{Answer, HookedMemory, hooked, hooked_memory, memory_of};
 use common::{KIB, MIB, PAGE, all_zero, exactly, fill, is_zero};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vm_zeroing::{BuildError, Intent, Strategy, ZeroRequest, ZeroingService};
@@ -94,6 +97,76 @@ fn the_default() {
     let chunks = chunks.lock().unwrap().clone();
     assert!(chunks.iter().all(|(_, len)| *len <= 4 * MIB), "{chunks:?}");
     assert!(chunks.len() >= 4, "{chunks:?}");
+}
+
+/// The part of the work on a chunk that takes long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slow {
+    ToMakeReady,
+    ToStore,
+}
+
+/// What each thread took, in order, of used memory of which every chunk takes two milliseconds at least. Longer ones
+/// change nothing: from one millisecond on a chunk is too long.
+fn lengths_on_slow_memory(workers: usize, len: u64, slow: Slow) -> HashMap<ThreadId, Vec<u64>> {
+    let service = exactly(1.max(workers)).workers_per_node(workers).chunk(4 * MIB).build().unwrap();
+    let taken: Arc<Mutex<HashMap<ThreadId, Vec<u64>>>> = Arc::default();
+    let under_way = Arc::new(AtomicBool::new(false));
+    let mut region = hooked(0, len, {
+        let (taken, under_way) = (Arc::clone(&taken), Arc::clone(&under_way));
+        let seen = Mutex::new(BTreeSet::new());
+        move |offset, len| {
+            // Submitting looks at the first byte.
+            if !under_way.load(Ordering::SeqCst) || (len as u64) < 64 * KIB {
+                return Answer::AsAsked;
+            }
+            let is_first = seen.lock().unwrap().insert(offset);
+            if is_first {
+                taken.lock().unwrap().entry(thread::current().id()).or_default().push(len as u64);
+            }
+            if is_first == (slow == Slow::ToMakeReady) {
+                thread::sleep(Duration::from_millis(2));
+            }
+            Answer::AsAsked
+        }
+    });
+    region.on_all_threads = true;
+    let memory = memory_of(vec![region]);
+    fill(&*memory, 0, len);
+    under_way.store(true, Ordering::SeqCst);
+    all_zero(&service.zero(&memory, Intent::Teardown).unwrap());
+    under_way.store(false, Ordering::SeqCst);
+    assert!(is_zero(&*memory, 0, len));
+    let taken = std::mem::take(&mut *taken.lock().unwrap());
+    assert_eq!(taken.values().flatten().sum::<u64>(), len);
+    taken
+}
+
+/// The first chunk is as long as may be, and from then on each is half as long, down to 64 KiB.
+#[test]
+fn slow_memory_is_taken_in_short_chunks() {
+    for workers in [0, 1] {
+        for slow in [Slow::ToMakeReady, Slow::ToStore] {
+            let taken = lengths_on_slow_memory(workers, 10 * MIB, slow);
+            let lengths = taken.values().next().unwrap();
+            assert_eq!(taken.len(), 1);
+            let expected = (0..lengths.len() as u32).map(|number| (4 * MIB >> number.min(6)).max(64 * KIB));
+            assert_eq!(*lengths, expected.collect::<Vec<_>>(), "{workers} workers, slow {slow:?}");
+        }
+    }
+}
+
+/// Each worker learns by itself.
+#[test]
+fn every_worker_learns_that_memory_is_slow() {
+    let taken = lengths_on_slow_memory(3, 32 * MIB, Slow::ToStore);
+    for lengths in taken.values() {
+        for (number, len) in lengths.iter().enumerate() {
+            assert!(*len <= (4 * MIB >> number.min(6)).max(64 * KIB), "{lengths:?}");
+        }
+    }
+    let shortest = |lengths: &Vec<u64>| lengths.iter().filter(|len| **len == 64 * KIB).count();
+    assert!(taken.values().map(shortest).sum::<usize>() > 1, "{taken:?}");
 }
 
 /// However short chunks are, a transparent hugepage that the kernel hands out is not overwritten once more.
