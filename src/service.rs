@@ -296,8 +296,9 @@ impl ZeroingServiceBuilder {
     /// The most bytes a worker clears between two looks at cancel, deadline and priority: rounded down to a
     /// power of two, at least 64 KiB; 4 MiB unless said. Where that takes longer than a millisecond, workers
     /// take less, by what their last chunks took. Each worker's first chunk is the longest one, on slow memory
-    /// too, as nothing is known yet (on a caller's own thread, the first one of each job). More than a region has makes one chunk of it; more than 1 GiB is taken for 1 GiB. One page fault
-    /// is not cut: the kernel clears a fresh 1 GiB page in one go, and where pages are to be made present
+    /// too, as nothing is known yet (on a caller's own thread, the first one of each job). More than a region has
+    /// makes one chunk of it; more than 1 GiB is taken for 1 GiB. One page fault is not cut: the kernel clears a
+    /// fresh 1 GiB page in one go, and where pages are to be made present
     /// ([`Strategy::Populate`](crate::Strategy::Populate)) chunks have 2 MiB at least, as transparent hugepages
     /// do. 0 is refused by [`build`](Self::build) ([`BuildError::NoChunk`]).
     pub fn chunk(mut self, bytes: u64) -> Self {
@@ -395,3 +396,6 @@ impl ZeroingServiceBuilder {
         Ok(ZeroingService { core: Arc::new(ServiceCore { topology, clearing, pool }) })
     }
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests;
