@@ -215,7 +215,8 @@ impl JobCore {
         self.course.stop(self, reason);
     }
 
-    /// Claims a chunk for a hand; `None` if the job is over or stopping: then nobody need care for it.
+    /// Claims a chunk for a hand; `None` if the job is over or stopping: then nobody need care for it. (And to a hand
+    /// that holds one, where somebody would have to; but no such hand claims, see `tally`.)
     pub(crate) fn claim(self: &Arc<Self>, extent: Extent, hand: Hand) -> Option<Claim> {
         let work = self.course.claim(self.as_ref(), extent, hand.worker, |notes| notes.work.clone())?;
         Some(Claim::new(Arc::clone(self), work, extent, hand))

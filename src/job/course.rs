@@ -148,7 +148,8 @@ impl<N: Default, R: Clone> Course<N, R> {
         }
     }
 
-    /// Claims a chunk for a worker, and what `take` takes with it; `None` if the job is over or stopping.
+    /// Claims a chunk for a worker, and what `take` takes with it; `None` if the job is over or stopping. (And if the
+    /// worker holds one, which no worker that claims does: see `tally`.)
     pub(super) fn claim<T>(
         &self,
         job: &impl Subject<N, R>,

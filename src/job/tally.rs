@@ -5,6 +5,18 @@
 //! which ends within a chunk) and *closed*. The job ends once: when no byte is left; or, after it was told to
 //! stop, when nobody holds a claim; or over the heads of workers that prepare and do not come back, never
 //! over one that stores. What such a worker then confirms is refused: no store follows the end.
+//!
+//! # Why nobody claims a second chunk
+//!
+//! What is refused to a worker of a job that goes on is dropped, and then the job would never end. Nobody comes to
+//! that:
+//! - a thread takes a chunk from claim to closing before it takes another: what it cannot do it hands back before
+//!   it queues it or works on a part of it, and a claim that a panic drops is closed by that;
+//! - a worker's number is one thread's at a time: it is free for another only when that thread has left its work
+//!   for good, and whoever stands in for a worker that is stuck has a number of its own;
+//! - `Hand::CALLER` is, within a job, the number of the one thread that submits it: nobody else has its tasks
+//!   before that thread has closed its last claim and leaves what is left to workers, which have their own
+//!   numbers.
 
 use std::collections::BTreeMap;
 
@@ -39,8 +51,10 @@ impl Tally {
         self.ended
     }
 
-    /// Takes a chunk; refused once the job is stopping or over, and to a worker that holds one.
+    /// Takes a chunk; refused once the job is stopping or over, and to a worker that holds one: a mistake of ours,
+    /// which would lose the chunk.
     pub(crate) fn claim(&mut self, extent: Extent, worker: u32) -> bool {
+        debug_assert!(!self.held.contains_key(&worker), "worker {worker} would hold two chunks");
         let open = !self.ended && !self.stopping && !self.held.contains_key(&worker);
         if open {
             self.held.insert(worker, Held { extent, worker, storing: false });
@@ -177,10 +191,23 @@ mod tests {
         }
     }
 
+    /// Said aloud where mistakes are looked for, refused elsewhere.
     #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "worker 7 would hold two chunks"))]
     fn nobody_holds_two_chunks() {
         let mut tally = Tally::new(20);
-        assert!(tally.claim(chunk(0), 7) && !tally.claim(chunk(1), 7) && tally.claim(chunk(1), 8));
+        assert!(tally.claim(chunk(0), 7));
+        assert!(!tally.claim(chunk(1), 7) && tally.claim(chunk(1), 8));
         assert!(tally.close(7, true) && tally.close(8, true) && tally.is_due());
+    }
+
+    /// Neither a chunk handed back nor one that is done keeps its worker from the next.
+    #[test]
+    fn who_has_closed_one_chunk_takes_another() {
+        let mut tally = Tally::new(20);
+        for finished in [false, true, false, true] {
+            assert!(tally.claim(chunk(0), 7) && tally.close(7, finished));
+        }
+        assert!(tally.is_due());
     }
 }

@@ -40,6 +40,7 @@ const PAGE: u64 = 4096;
 
 const HAND: Hand = Hand { worker: 3, node: Some(NodeId(1)), stolen: false };
 const OTHER: Hand = Hand { worker: 4, ..HAND };
+const THIRD: Hand = Hand { worker: 5, ..HAND };
 
 fn erased(extent: Extent) -> Piece {
     Piece::erased(extent, Some(Method::Portable))
@@ -105,7 +106,7 @@ fn no_store_is_allowed_after_a_stop() {
     job.stop(StopReason::Cancelled);
     assert!(!preparing.confirm());
     preparing.hand_back();
-    assert!(job.claim(chunk(2), HAND).is_none(), "nothing is begun any more");
+    assert!(job.claim(chunk(2), THIRD).is_none(), "nothing is begun any more");
     assert!(job.result().is_none(), "a store is under way");
     storing.settle(vec![erased(chunk(0))], None);
     let result = job.result().unwrap();
@@ -120,7 +121,7 @@ fn a_job_ends_over_stuck_workers_but_not_over_stores() {
     let (storing, stuck) = (job.claim(chunk(0), HAND).unwrap(), job.claim(chunk(2), OTHER).unwrap());
     assert!(storing.confirm());
     job.stop(StopReason::Cancelled);
-    assert!(job.claim(chunk(1), HAND).is_none());
+    assert!(job.claim(chunk(1), THIRD).is_none());
     let patience = Instant::now() + Duration::from_millis(900);
     assert!(job.wait_until(Some(patience)).is_none(), "ended while a worker stored");
     storing.settle(vec![erased(chunk(0))], None);
