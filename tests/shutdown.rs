@@ -169,6 +169,45 @@ in_children! {
         drop(handler);
     }
 
+    /// A worker is held up where it stores. The job cannot end before that store does, and the service does not wait
+    /// for it; what else was asked for is over.
+    while_a_store_is_stuck => stuck_store_child {
+        events::collect();
+        let service = exactly(1).chunk(4 * MIB).build().unwrap();
+        // One slice to make the chunk ready; the second, to store, is not handed out.
+        let gate = Gate::after(1);
+        let memory = hooked_memory(16 * MIB, {
+            let gate = Arc::clone(&gate);
+            move |_, _| {
+                gate.pass();
+                Answer::AsAsked
+            }
+        });
+        fill(&*memory, 0, 16 * MIB);
+        let job = service.zero(&memory, Intent::Teardown).unwrap();
+        gate.wait_for_somebody();
+        let queued = used(MIB);
+        let queued_job = service.zero(&queued, Intent::Teardown).unwrap();
+        drop(service);
+        assert!(queued_job.is_over() && is_pattern(&*queued, 0, MIB));
+        assert!(matches!(queued_job.wait(), Err(JobError::ServiceClosed { .. })));
+        job.cancel();
+        assert!(!job.is_over() && !readable(job.completion_fd().unwrap(), 0), "ended while a worker stored");
+        assert!(job.wait_timeout(Duration::ZERO).is_none());
+        let (warned, failed) = (events::at(Level::WARN), events::at(Level::ERROR));
+        assert!(warned.len() == 1 && warned[0].contains("vmz-n0-w0") && warned[0].contains("left behind"), "{warned:#?}");
+        assert!(failed.len() == 1 && failed[0].contains("a job's store is stuck"), "{failed:#?}");
+        assert!(is_pattern(&*memory, 0, 16 * MIB));
+        gate.open();
+        assert!(readable(job.completion_fd().unwrap(), 60_000), "it ends when the store does");
+        let error = job.wait().unwrap_err();
+        let JobError::ServiceClosed { report } = &error else { panic!("{error}") };
+        assert_eq!((report.erased_bytes, report.zero_bytes()), (4 * MIB, 4 * MIB));
+        until_no_worker_is_left();
+        assert_exact(&*memory, report, &[(0, 16 * MIB)]);
+        assert_eq!(Arc::strong_count(&memory), 1);
+    }
+
     /// The watchdog ends a job whose memory owns the service: it cannot wait for itself, and yet all of them go.
     memory_that_owns_the_service_and_is_let_go_of_by_the_watchdog => by_the_watchdog_child {
         struct Keeper(Arc<Mutex<Option<ZeroingService>>>);

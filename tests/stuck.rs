@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use common::events;
 use common::hooked::{Answer, Gate, hooked_memory};
 use common::limits::{Limit, become_ordinary_user, never_hang};
+use common::mapped::Mapped;
 use common::uffd::{Handler, Userfaultfd};
 use common::{
     KIB, MIB, all_zero, assert_exact, bytes, exactly, fill, is_child, is_zero, readable, run_child, sum,
@@ -384,6 +385,36 @@ in_children! {
         let (memory, _handler) = missing.answer_late();
         memory.assert_nothing_was_stored();
         assert_eq!(workers(&service, 1), BTreeSet::from([1]));
+    }
+
+    /// Raw memory is kept by the worker that is stuck, although the job is over, its last handle gone and, perhaps,
+    /// the service as well; and only until that worker comes back.
+    a_host_range_is_kept_alive => host_range_child {
+        for service_goes_first in [false, true] {
+            let mut service = Some(service_with(1));
+            let mapped = Arc::new(Mapped::anonymous(CHUNK));
+            let Some(handler) = Userfaultfd::register(mapped.base(), CHUNK) else { return };
+            let keep_alive = Arc::new(());
+            let range = mapped.host_range_kept_by(0, CHUNK, Arc::clone(&keep_alive) as Arc<_>);
+            let job = service.as_ref().unwrap().submit(ZeroRequest::host([range])).unwrap();
+            handler.wait_for_a_fault();
+            job.cancel();
+            let told = job.completion_fd().unwrap().try_clone_to_owned().unwrap();
+            drop(job);
+            assert!(readable(&told, 0), "the last handle waits for the end");
+            assert!(Arc::strong_count(&keep_alive) > 1, "the kernel may still write there");
+            if service_goes_first {
+                drop(service.take());
+                assert!(Arc::strong_count(&keep_alive) > 1, "the kernel may still write there");
+            }
+            let _handler = handler.answer_with(0x5a);
+            // The worker lets go when it is back, and no service has to go for that.
+            while Arc::strong_count(&keep_alive) > 1 {
+                thread::yield_now();
+            }
+            assert!(mapped.holds(0, CHUNK, 0x5a), "stored after the end");
+            service.iter().for_each(works);
+        }
     }
 
     /// The service goes while workers are stuck and others stand in for them.

@@ -9,8 +9,9 @@ use crate::error::RequestError;
 
 /// A range of this process's address space that holds guest memory, for VMMs with their own memory types.
 ///
-/// `base` and `len` are multiples of the base page size. The job keeps `keep_alive` until it is over;
-/// dropping the last handle of a job over host ranges cancels the job and waits for it.
+/// `base` and `len` are multiples of the base page size. The job keeps `keep_alive` until it is over, and a worker
+/// that was stuck in a page fault then keeps it until it comes back. Dropping the last handle of a job over host
+/// ranges cancels the job and waits for it.
 #[derive(Clone)]
 pub struct HostRange {
     base: usize,
