@@ -3,14 +3,17 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::os::unix::process::ExitStatusExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use common::cgroup::{self, Cgroup};
+use common::hooked::{Answer, HookedMemory, hooked, memory_of};
 use common::hugepages::{HUGE, Hugepages, hugetlb_memfd};
 use common::limits::{Limit, never_hang};
-use common::{MIB, all_zero, assert_exact, ends_well, fill, is_child, run_child, service, sum};
+use common::{MIB, all_zero, assert_exact, ends_well, exactly, fill, is_child, run_child, service, sum};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionCollection, GuestRegionMmap, MmapRegion,
 };
@@ -183,6 +186,38 @@ fn a_limit_on_cpu_time() {
     ends_well(&mut cgroup.child("a_limit_on_cpu_time_child"));
 }
 
+/// A chunk that a thread asked for.
+#[derive(Debug)]
+struct Taken {
+    thread: ThreadId,
+    offset: u64,
+    len: u64,
+    /// Whether the deadline had passed.
+    late: bool,
+}
+
+/// Memory of another guest, and what is asked for of it while there is a deadline.
+fn watched(len: u64) -> (Arc<HookedMemory>, Arc<Mutex<Option<Instant>>>, Arc<Mutex<Vec<Taken>>>) {
+    let (deadline, taken) = (Arc::<Mutex<Option<Instant>>>::default(), Arc::<Mutex<Vec<Taken>>>::default());
+    let mut region = hooked(0, len, {
+        let (deadline, taken) = (Arc::clone(&deadline), Arc::clone(&taken));
+        move |offset, len| {
+            let Some(deadline) = *deadline.lock().unwrap() else { return Answer::AsAsked };
+            let (thread, len, late) = (thread::current().id(), len as u64, Instant::now() >= deadline);
+            let mut taken = taken.lock().unwrap();
+            // A chunk is asked for more than once; submitting looks at the first byte.
+            if len > 1 && !taken.iter().any(|taken| taken.offset == offset) {
+                taken.push(Taken { thread, offset, len, late });
+            }
+            Answer::AsAsked
+        }
+    });
+    region.on_all_threads = true;
+    let memory = memory_of(vec![region]);
+    fill(&*memory, 0, len);
+    (memory, deadline, taken)
+}
+
 #[test]
 #[ignore = "a part of a_limit_on_cpu_time"]
 fn a_limit_on_cpu_time_child() {
@@ -190,32 +225,54 @@ fn a_limit_on_cpu_time_child() {
         return;
     }
     never_hang();
-    // The slowest method, read back: some CPUs are through in no time otherwise.
-    let service = ZeroingService::builder().method(Method::Portable).build().unwrap();
     let len = 512 * MIB;
-    let memory = anonymous(len);
-    fill(&*memory, 0, len);
+    // Without workers nobody looks at the clock but who does the job.
+    for workers in [2, 0] {
+        // The slowest method, read back: some CPUs are through in no time otherwise.
+        let builder = exactly(2).workers_per_node(workers).method(Method::Portable);
+        let service = builder.build().unwrap();
+        while !on_little_cpu_time(&service, len) {}
+    }
+}
+
+/// A job that is late; says whether the workers came to see that: who gets no CPU for half a second looks stuck,
+/// and then the job ends without them.
+fn on_little_cpu_time(service: &ZeroingService, len: u64) -> bool {
+    let (memory, deadline, taken) = watched(len);
     let workers = common::worker_threads();
     let folder = cgroup::enter();
-    let request = ZeroRequest::new(&memory).verify(Verify::Full);
-    let deadline = Instant::now() + Duration::from_millis(500);
-    let result = service.submit(request.deadline(deadline)).unwrap().wait();
+    let at = Instant::now() + Duration::from_millis(500);
+    *deadline.lock().unwrap() = Some(at);
+    let job = service.submit(ZeroRequest::new(&memory).verify(Verify::Full).deadline(at)).unwrap();
+    let result = job.wait();
+    *deadline.lock().unwrap() = None;
     // Let go, for the rest of the test.
     std::fs::write(folder.parent().unwrap().join("cgroup.procs"), "0").unwrap();
     let error = result.unwrap_err();
-    // A worker that gets no CPU for half a second looks like one that is stuck.
-    let (JobError::DeadlinePassed { report } | JobError::Stalled { report, .. }) = &error else {
-        panic!("{error}")
+    let (were_stuck, report) = match &error {
+        JobError::DeadlinePassed { report } => (false, report),
+        JobError::Stalled { report, .. } if !workers.is_empty() => (true, report),
+        other => panic!("{other}"),
     };
     assert!(report.erased_bytes < len && sum(report, |outcome| *outcome == Outcome::Untouched) > 0);
     assert_exact(&*memory, report, &[(0, len)]);
     // A worker that looked stuck was replaced, and leaves when it gets a CPU again.
     while common::worker_threads().len() != workers.len() {
-        std::thread::yield_now();
+        thread::yield_now();
     }
-    let were_stuck = matches!(error, JobError::Stalled { .. });
     assert!(were_stuck || common::worker_threads() == workers, "the threads are fine");
+    // Each worker had claimed one chunk at most when the time was over, and nobody claimed another.
+    let taken = std::mem::take(&mut *taken.lock().unwrap());
+    let (late, in_time): (Vec<&Taken>, Vec<&Taken>) = taken.iter().partition(|taken| taken.late);
+    let threads: HashSet<ThreadId> = late.iter().map(|taken| taken.thread).collect();
+    assert_eq!(late.len(), threads.len(), "a second chunk after the deadline: {late:?}");
+    assert!(late.iter().all(|taken| taken.len <= 4 * MIB), "{late:?}");
+    let before: u64 = in_time.iter().map(|taken| taken.len).sum();
+    let most = before + threads.len() as u64 * 4 * MIB;
+    let in_flight = sum(report, |outcome| *outcome == Outcome::InFlight);
+    assert!(report.erased_bytes + in_flight <= most, "{} + {in_flight} > {most}", report.erased_bytes);
     all_zero(&service.zero(&memory, Intent::Teardown).unwrap());
+    !were_stuck
 }
 
 /// No descriptor is left for the job's event: that is refused, and the job goes on.
