@@ -397,5 +397,6 @@ impl ZeroingServiceBuilder {
     }
 }
 
-#[cfg(all(test, feature = "serde"))]
+#[cfg(test)]
+#[cfg(feature = "serde")]
 mod tests;

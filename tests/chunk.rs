@@ -142,6 +142,11 @@ fn lengths_on_slow_memory(workers: usize, len: u64, slow: Slow) -> HashMap<Threa
     taken
 }
 
+/// How long the chunk of this number may be: half of the one before it, down to 64 KiB.
+fn most_of_slow_memory(number: usize) -> u64 {
+    (4 * MIB) >> number.min(6)
+}
+
 /// The first chunk is as long as may be, and from then on each is half as long, down to 64 KiB.
 #[test]
 fn slow_memory_is_taken_in_short_chunks() {
@@ -150,7 +155,7 @@ fn slow_memory_is_taken_in_short_chunks() {
             let taken = lengths_on_slow_memory(workers, 10 * MIB, slow);
             let lengths = taken.values().next().unwrap();
             assert_eq!(taken.len(), 1);
-            let expected = (0..lengths.len() as u32).map(|number| (4 * MIB >> number.min(6)).max(64 * KIB));
+            let expected = (0..lengths.len()).map(most_of_slow_memory);
             assert_eq!(*lengths, expected.collect::<Vec<_>>(), "{workers} workers, slow {slow:?}");
         }
     }
@@ -162,7 +167,7 @@ fn every_worker_learns_that_memory_is_slow() {
     let taken = lengths_on_slow_memory(3, 32 * MIB, Slow::ToStore);
     for lengths in taken.values() {
         for (number, len) in lengths.iter().enumerate() {
-            assert!(*len <= (4 * MIB >> number.min(6)).max(64 * KIB), "{lengths:?}");
+            assert!(*len <= most_of_slow_memory(number), "{lengths:?}");
         }
     }
     let shortest = |lengths: &Vec<u64>| lengths.iter().filter(|len| **len == 64 * KIB).count();

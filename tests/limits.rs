@@ -196,9 +196,12 @@ struct Taken {
     late: bool,
 }
 
+type Deadline = Arc<Mutex<Option<Instant>>>;
+type AllTaken = Arc<Mutex<Vec<Taken>>>;
+
 /// Memory of another guest, and what is asked for of it while there is a deadline.
-fn watched(len: u64) -> (Arc<HookedMemory>, Arc<Mutex<Option<Instant>>>, Arc<Mutex<Vec<Taken>>>) {
-    let (deadline, taken) = (Arc::<Mutex<Option<Instant>>>::default(), Arc::<Mutex<Vec<Taken>>>::default());
+fn watched(len: u64) -> (Arc<HookedMemory>, Deadline, AllTaken) {
+    let (deadline, taken) = (Deadline::default(), AllTaken::default());
     let mut region = hooked(0, len, {
         let (deadline, taken) = (Arc::clone(&deadline), Arc::clone(&taken));
         move |offset, len| {
