@@ -147,6 +147,28 @@ mod tests {
 
     use super::*;
 
+    /// By what a store may wait for: a device node is no memory, although it lives on a tmpfs.
+    #[test]
+    fn kinds_of_files() {
+        let memfd = sealed_memfd(c"kind", page_size(), None).unwrap();
+        assert_eq!(file_kind(&memfd).unwrap(), FileKind::Tmpfs);
+        for path in ["/dev/null", "/proc/self/maps", "/"] {
+            assert_eq!(file_kind(&File::open(path).unwrap()).unwrap(), FileKind::Other, "{path}");
+        }
+        // What one thread knows of one file it does not believe of another one.
+        let (memfd, null) = (Arc::new(memfd), Arc::new(File::open("/dev/null").unwrap()));
+        for _ in 0..2 {
+            assert_eq!(known_file_kind(&memfd), FileKind::Tmpfs);
+            assert_eq!(known_file_kind(&memfd), FileKind::Tmpfs);
+            assert_eq!(known_file_kind(&null), FileKind::Other);
+        }
+        drop(null);
+        for _ in 0..100 {
+            let other = Arc::new(sealed_memfd(c"kind", page_size(), None).unwrap());
+            assert_eq!(known_file_kind(&other), FileKind::Tmpfs, "perhaps at the address of the last one");
+        }
+    }
+
     /// Holes of a file, against the pages that were written to it; none lies behind its last page.
     #[test]
     fn holes_of_a_file() {
