@@ -136,7 +136,9 @@ fn quarantined(page_size: PageSize, slab: u64) {
 
     let error = memory.recycle(Quiesced::on_callers_word()).unwrap().wait().unwrap_err();
     let JobError::Failed { start, len, cause, report } = error else { panic!("{error:?}") };
-    assert_eq!((start, len, cause), (bad, page, Cause::Poisoned));
+    // The chunk that met it first, which is a part of the page where clearing a whole one takes long.
+    assert!(bad <= start && start + len <= bad + page, "{start:#x} + {len:#x}");
+    assert_eq!(cause, Cause::Poisoned);
     let expected = [
         (0, bad, Outcome::Erased),
         (bad, page, Outcome::Failed(Cause::Poisoned)),

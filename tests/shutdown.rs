@@ -125,8 +125,13 @@ in_children! {
             })
             .collect();
         let dropper = thread::spawn(move || drop(service));
-        // They end before the workers are waited for.
-        jobs.iter().for_each(|job| assert!(readable(job.completion_fd().unwrap(), -1)));
+        // They end before the workers are waited for. A process may have a thousand descriptors, as a rule.
+        jobs.iter().step_by(10).for_each(|job| assert!(readable(job.completion_fd().unwrap(), -1)));
+        for job in &jobs {
+            while !job.is_over() {
+                thread::yield_now();
+            }
+        }
         gate.open();
         dropper.join().unwrap();
         for job in &jobs {

@@ -2,6 +2,8 @@
 
 use std::fs::{File, OpenOptions};
 
+use vm_zeroing::Topology;
+
 use super::memfd_with;
 
 pub const HUGE: u64 = 2 << 20;
@@ -9,21 +11,31 @@ pub const HUGE: u64 = 2 << 20;
 const MOST: u64 = 64;
 const FOLDER: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// Hugepages that nobody else uses while this lives.
+/// Hugepages that nobody else uses while this lives: on one node, the first with memory for us, so that a pool there
+/// finds all of them.
 #[derive(Debug)]
 pub struct Hugepages {
+    folder: String,
     before: u64,
     /// One test at a time changes the host's numbers, whichever binary it is in.
     _lock: File,
 }
 
-fn read(name: &str) -> Option<u64> {
-    std::fs::read_to_string(format!("{FOLDER}/{name}")).ok()?.trim().parse().ok()
+fn read(folder: &str, name: &str) -> Option<u64> {
+    std::fs::read_to_string(format!("{folder}/{name}")).ok()?.trim().parse().ok()
+}
+
+/// The first node's numbers, or the machine's where the kernel knows no nodes.
+fn folder_of_the_first_node() -> String {
+    let node = Topology::detect().unwrap().default_memory_nodes()[0];
+    let folder = format!("/sys/devices/system/node/node{}/hugepages/hugepages-2048kB", node.0);
+    if std::path::Path::new(&folder).is_dir() { folder } else { FOLDER.to_owned() }
 }
 
 /// Pages that are neither used nor reserved.
 pub fn available() -> u64 {
-    read("free_hugepages").unwrap_or(0).saturating_sub(read("resv_hugepages").unwrap_or(0))
+    let [free, reserved] = ["free_hugepages", "resv_hugepages"].map(|name| read(FOLDER, name).unwrap_or(0));
+    free.saturating_sub(reserved)
 }
 
 impl Hugepages {
@@ -43,12 +55,13 @@ impl Hugepages {
                 return None;
             }
         };
-        let Some(before) = read("nr_hugepages") else {
+        let folder = folder_of_the_first_node();
+        let Some(before) = read(&folder, "nr_hugepages") else {
             println!("skipped: this kernel has no hugepages of 2 MiB");
             return None;
         };
         let wanted = available() + pages;
-        let taken = Self { before, _lock: lock };
+        let taken = Self { folder, before, _lock: lock };
         if let Err(error) = taken.set(before + pages) {
             println!("skipped: cannot reserve {pages} hugepages (root can): {error}");
             return None;
@@ -61,7 +74,7 @@ impl Hugepages {
     }
 
     fn set(&self, pages: u64) -> std::io::Result<()> {
-        std::fs::write(format!("{FOLDER}/nr_hugepages"), pages.to_string())
+        std::fs::write(format!("{}/nr_hugepages", self.folder), pages.to_string())
     }
 }
 
