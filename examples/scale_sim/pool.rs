@@ -1,5 +1,8 @@
 //! The pool, with events for threads: what `src/pool/worker.rs`, `shared.rs` and `sleep.rs` do, step by step,
 //! over the same decisions (`machine`) and the same splitting (`extent`).
+//!
+//! Not here: `seats.rs` (each worker has a CPU of its own from the start); the least chunk of jobs that make memory
+//! present (the memory is there); small jobs, stand-ins and the watchdog; a second job.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

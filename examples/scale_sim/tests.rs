@@ -7,6 +7,7 @@ use std::process::Command;
 use clap::{CommandFactory, Parser};
 use proptest::prelude::*;
 use serde_json::Value;
+use vmm_sys_util::tempdir::TempDir;
 
 use crate::args::{Args, Scenario, parse_size};
 use crate::report::{Document, Machine, table};
@@ -254,7 +255,8 @@ fn the_same_arguments_have_the_same_result() {
     assert_ne!(runs(line), runs(&format!("{line} --seed 2")));
 }
 
-/// The figures, on sixteen nodes with 16 GiB each.
+/// README, "At scale", on sixteen nodes with 16 GiB each: at most 1.02 times the ideal and 99 % local where memory is
+/// even, and 1.10 times where something is not. (`.ci/run` has the table's 108 nodes.)
 #[test]
 fn what_is_promised_is_reached() {
     let found = |scenario: &str, more: &str| {
@@ -272,10 +274,15 @@ fn what_is_promised_is_reached() {
         let one = found(scenario, "");
         assert!(pool(&one).of_ideal <= 1.10, "{}", table(&one));
         assert!(pinned(&one).of_ideal >= splits, "{}", table(&one));
+        // Nor do the peers' 16 unpinned threads come near.
         let as_peers = one.runs.last().unwrap();
         assert_eq!(as_peers.run.threads, 16);
         assert!(as_peers.of_ideal >= 2.0, "{}", table(&one));
     }
+    // A CPU that is stolen for more than a half: the pool stays where it is, the equal share does not.
+    let stolen = found("stolen-cpu", "--slow-worker 0=0.4");
+    assert!(pool(&stolen).of_ideal <= 1.10, "{}", table(&stolen));
+    assert!(pinned(&stolen).of_ideal >= 2.0, "{}", table(&stolen));
     let skew = found("skew", "");
     assert!(pool(&skew).of_ideal <= 1.10, "{}", table(&skew));
 }
@@ -382,18 +389,61 @@ fn tables_hold_what_was_found() {
     assert!(text.lines().all(|line| line.chars().count() <= 112), "{text}");
 }
 
-/// Every archive there is, or none and a word about it.
+/// A machine made by hand: nodes of four and of three CPUs, and one of memory alone behind a gap in the numbers.
+fn three_nodes() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/scale_sim/three-nodes")
+}
+
+#[test]
+fn a_folder_is_a_machine() {
+    let line = format!("--tree {} --memory 6G", three_nodes().display());
+    let found = outcome(&line);
+    let run = &pool(&found).run;
+    assert_eq!((run.threads, found.regions), (7, 3));
+    let nodes: Vec<u32> = pool(&found).finished.iter().map(|finish| finish.node).collect();
+    assert_eq!(nodes, [0, 1, 4]);
+    // Nobody is at home on node 4.
+    assert!(run.remote_bytes >= 2 << 30 && run.local_bytes > 0, "{}", table(&found));
+    assert!(pool(&found).of_ideal <= 1.10, "{}", table(&found));
+    // Node 0 is the nearest to node 4.
+    let found = outcome(&format!("{line} --on-node 4 --local-only {FREE}"));
+    about(found.ideal_local_seconds, (6u64 << 30) as f64 / (4.0 * 5e9 / 1.35));
+}
+
+/// Whether these are there; says aloud if not.
+fn installed(tools: &[&str]) -> bool {
+    let missing = tools.iter().find(|tool| Command::new(tool).arg("--version").output().is_err());
+    missing.inspect(|tool| println!("skipped: {tool} is not installed")).is_none()
+}
+
+/// As an archive, whose name without its ending will do: as the folder it unpacks to.
+#[test]
+fn an_archive_is_a_machine() {
+    if !installed(&["tar"]) {
+        return;
+    }
+    let (folder, machine) = (TempDir::new().unwrap(), three_nodes());
+    let mut tar = Command::new("tar");
+    tar.arg("-cf").arg(folder.as_path().join("some.tar")).arg("-C").arg(machine.parent().unwrap());
+    assert!(tar.arg(machine.file_name().unwrap()).status().unwrap().success());
+    let runs = |tree: &Path| {
+        let found = outcome(&format!("--tree {} --memory 6G", tree.display()));
+        found.runs.into_iter().map(|line| line.run).collect::<Vec<_>>()
+    };
+    for name in ["some.tar", "some"] {
+        assert_eq!(runs(&folder.as_path().join(name)), runs(&machine), "{name}");
+    }
+}
+
+/// Every archive there is of a real machine, or none and a word about it.
 fn captures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/topologies");
     let Ok(entries) = fs::read_dir(&folder) else {
         println!("skipped: no captures in {}", folder.display());
         return Vec::new();
     };
-    for tool in ["tar", "bzip2"] {
-        if Command::new(tool).arg("--version").output().is_err() {
-            println!("skipped: {tool} is not installed");
-            return Vec::new();
-        }
+    if !installed(&["tar", "bzip2"]) {
+        return Vec::new();
     }
     let mut archives: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     archives.retain(|path| path.to_string_lossy().contains(".tar."));
@@ -424,15 +474,13 @@ fn captured_machines_run() {
     }
 }
 
-/// The archive's name without its ending will do, as the folder it unpacks to.
+/// The Itanium machine of the README.
 #[test]
-fn a_capture_is_found_by_the_name_of_its_folder() {
+fn a_captured_machine_of_64_nodes() {
     let Some(archive) = captures().into_iter().find(|path| path.to_string_lossy().contains("256ia64")) else {
         return;
     };
-    let folder = archive.to_string_lossy().replace(".tar.bz2", "");
-    let line = format!("--tree {folder} --memory 64G");
-    let found = outcome(&line);
+    let found = outcome(&format!("--tree {} --memory 64G", archive.display()));
     assert_eq!(pool(&found).run.threads, 256);
     assert!(pool(&found).of_ideal <= 1.02 && pool(&found).local_share >= 0.99, "{}", table(&found));
 }

@@ -22,8 +22,8 @@ pub enum TreeError {
     #[error("no node has CPUs, so nobody can clear; give --cpus-per-node 1 or more")]
     NoCpus,
     #[error(
-        "{0} is not there; give the folder that stands for / (with sys in it), or its archive. The captured \
-         machines, if you were given them, are beside the project in ../shared/topologies"
+        "{0} is not there; give the folder that stands for / (with a machine's sys in it), or its archive; \
+         examples/scale_sim/three-nodes is one, with all that is read"
     )]
     Absent(PathBuf),
     #[error(
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_named() {
         let error = captured(Path::new("/nonexistent/tree")).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/tree is not there") && error.contains("../shared"), "{error}");
+        assert!(error.contains("/nonexistent/tree is not there") && error.contains("three-nodes"), "{error}");
         let empty = TempDir::new().unwrap();
         let error = captured(empty.as_path()).unwrap_err().to_string();
         assert!(error.contains("describes no machine"), "{error}");
