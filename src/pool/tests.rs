@@ -14,38 +14,54 @@ use crate::job::{Cause, Piece, Prepared};
 const SMALL: u64 = 4 << 30;
 const BIG: u64 = 64 << 30;
 
-/// A small region on node 2, a big one on node 0. Everybody waits with the first chunk in hand until the worker
-/// that node 2 lends has come to the big one; it does not wait.
-#[derive(Debug, Default)]
+/// A small job on node 2, then a big one on node 0. Everybody waits with a chunk of the small one in hand until the
+/// worker that node 2 lends has come to the big one; it waits until that is there.
+#[derive(Debug)]
 struct WaitsForHelp {
-    seen: Mutex<Seen>,
-    changed: Condvar,
+    is_big: bool,
+    seen: Arc<(Mutex<Seen>, Condvar)>,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
+    /// Workers with a chunk in hand.
+    waiting: usize,
+    big_is_there: bool,
     done_of_small: u64,
     helped: bool,
 }
 
+impl WaitsForHelp {
+    /// Not for ever: the test is to fail, not to hang.
+    fn wait_while(&self, goes_on: impl Fn(&Seen) -> bool) {
+        let (seen, changed) = &*self.seen;
+        let mut seen = lock(seen);
+        seen.waiting += 1;
+        changed.notify_all();
+        let timeout = Duration::from_secs(10);
+        drop(changed.wait_timeout_while(seen, timeout, |seen| goes_on(seen)).unwrap());
+    }
+}
+
 impl Work for WaitsForHelp {
-    fn prepare(&self, chunk: Extent) -> Result<Prepared, Cause> {
-        Ok(Prepared { node: Some(NodeId(if chunk.region == 0 { 2 } else { 0 })), ..Prepared::default() })
+    fn prepare(&self, _: Extent) -> Result<Prepared, Cause> {
+        Ok(Prepared { node: Some(NodeId(if self.is_big { 0 } else { 2 })), ..Prepared::default() })
     }
 
     fn perform(&self, chunk: Extent, _: &Prepared) -> Result<Vec<Piece>, Cause> {
-        let mut seen = lock(&self.seen);
         let is_lent = thread::current().name() == Some("vmz-n2-w1");
-        if is_lent && chunk.region == 1 && seen.done_of_small < SMALL / 2 {
+        if is_lent && !self.is_big {
+            self.wait_while(|seen| !seen.big_is_there);
+        } else if !is_lent {
+            self.wait_while(|seen| !seen.helped);
+        }
+        let (seen, changed) = &*self.seen;
+        let mut seen = lock(seen);
+        if is_lent && self.is_big && seen.done_of_small < SMALL / 2 {
             seen.helped = true;
-            self.changed.notify_all();
+            changed.notify_all();
         }
-        if !is_lent {
-            let waits = |seen: &mut Seen| !seen.helped;
-            // Not for ever: the test is to fail, not to hang.
-            seen = self.changed.wait_timeout_while(seen, Duration::from_secs(10), waits).unwrap().0;
-        }
-        seen.done_of_small += if chunk.region == 0 { chunk.len } else { 0 };
+        seen.done_of_small += if self.is_big { 0 } else { chunk.len };
         Ok(vec![Piece::erased(chunk, None)])
     }
 }
@@ -63,16 +79,27 @@ fn a_place_helps_another_before_its_own_work_is_done() {
     };
     let pool = Pool::start(&three_crews(), settings).unwrap();
     assert_eq!(pool.workers(), 12);
-    let region = |len, node| WorkRegion { address: 0, len, node: Some(NodeId(node)), page: 4096 };
-    let work = Arc::new(WaitsForHelp::default());
-    let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
-    let job = pool
-        .submit(Arc::clone(&work) as Arc<dyn Work>, vec![region(SMALL, 2), region(BIG, 0)], terms)
-        .unwrap();
-    let report = job.wait_until(None).unwrap().unwrap();
-    assert!(report.is_all_zero());
-    assert_eq!(report.erased_bytes, SMALL + BIG);
-    assert!(lock(&work.seen).helped, "node 2 kept all its workers while node 0 was far behind");
+    let shared = Arc::new((Mutex::new(Seen::default()), Condvar::new()));
+    let submit = |is_big, len, node| {
+        let work = Arc::new(WaitsForHelp { is_big, seen: Arc::clone(&shared) });
+        let region = WorkRegion { address: 0, len, node: Some(NodeId(node)), page: 4096 };
+        let terms = Terms { priority: Priority::Normal, deadline: None, stop_on_shortage: true };
+        pool.submit(work, vec![region], terms).unwrap()
+    };
+    let small = submit(false, SMALL, 2);
+    let (seen, changed) = &*shared;
+    // So that nobody else comes to the big job for want of anything to do.
+    let mut all = changed.wait_while(lock(seen), |seen| seen.waiting < 12).unwrap();
+    let big = submit(true, BIG, 0);
+    all.big_is_there = true;
+    drop(all);
+    changed.notify_all();
+    for (job, len) in [(small, SMALL), (big, BIG)] {
+        let report = job.wait_until(None).unwrap().unwrap();
+        assert!(report.is_all_zero());
+        assert_eq!(report.erased_bytes, len);
+    }
+    assert!(lock(seen).helped, "node 2 kept all its workers while node 0 was far behind");
     let waiting = (0..3).flat_map(|place| (0..LANES).map(move |lane| (place, lane)));
     for (place, lane) in waiting {
         assert_eq!(pool.shared.waiting(place, lane), 0, "what was queued has been taken: {place}, {lane}");

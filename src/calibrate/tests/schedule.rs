@@ -24,7 +24,7 @@ struct Done {
 }
 
 /// Follows a schedule until its end. `speed`: GB/s of a method in a class by so many threads; making memory hot
-/// or cold takes as long as clearing it. What was done, and the time that is left.
+/// or cold takes as long as clearing it. What was done in whole rounds, and the time that is left.
 fn follow(
     schedule: &mut Schedule,
     budget: Duration,
@@ -40,7 +40,13 @@ fn follow(
             Duration::from_nanos((2.0 * (bytes * *threads as u64) as f64 / rate) as u64)
         });
         let took = took.sum();
-        left = left.checked_sub(took).expect("a round that was taken fits into the time that is left");
+        let Some(rest) = left.checked_sub(took) else {
+            // Longer than was thought: it is broken off when the time is up, and no reading.
+            schedule.book(&round, left, &[]);
+            left = Duration::ZERO;
+            continue;
+        };
+        left = rest;
         schedule.book(&round, took, &rates);
         all.push(done);
     }
