@@ -124,6 +124,20 @@ mod tests {
         assert!(seats.take(2, 7) && seats.take(2, 8), "a CPU that came later");
     }
 
+    /// Whoever stands in for a stuck worker may have its seat, and only its.
+    #[test]
+    fn a_stuck_worker_gives_its_seat_away() {
+        let seats = seats(3);
+        assert!(seats.take(0, 7) && seats.take(1, 8));
+        seats.vacate(7);
+        assert!(seats.is_free(0) && !seats.is_free(1));
+        assert!(seats.take(0, 9));
+        // It comes back: the seat is another one's by now.
+        let mut own = Seat { cpu: Some(0), ..Seat::default() };
+        seats.stand_up(7, &mut own);
+        assert!(own.cpu.is_none() && !seats.is_free(0));
+    }
+
     /// Workers that begin on one CPU end on CPUs of their own, and may go where they might before.
     #[test]
     fn who_finds_the_seat_taken_moves() {

@@ -201,3 +201,21 @@ fn a_worker_knows_its_cpus_before_it_works() {
     worker.run();
     assert!(worker.seat.borrow().bounds.is_some());
 }
+
+/// A worker that is between two chunks has come back, whatever it was stuck in.
+#[test]
+fn turns_of_a_worker() {
+    let topology = three_crews();
+    let plan = Plan::new(&topology, &Plan::wanted(&topology, 1), Locality::PreferLocal);
+    let stealers =
+        plan.workers().iter().map(|_| std::array::from_fn(|_| Deque::new_lifo().stealer())).collect();
+    let shared = Shared::new(plan, stealers, Seats::new(&topology), None);
+    assert_eq!([shared.turn(0), shared.turn(1), shared.turn(99)], [None; 3]);
+    shared.begin_a_turn(1);
+    let first = shared.turn(1);
+    assert!(first.is_some() && shared.turn(0).is_none());
+    shared.end_a_turn(1);
+    assert_eq!(shared.turn(1), None);
+    shared.begin_a_turn(1);
+    assert!(shared.turn(1).is_some_and(|second| Some(second) != first));
+}

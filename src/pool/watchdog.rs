@@ -133,3 +133,48 @@ impl Watchdog {
         self.bell.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those whom the host refused are told again when it is time, each once, and in which turn they were then.
+    #[test]
+    fn who_was_refused_is_told_again_later() {
+        let now = Instant::now();
+        let later = now + ASKED_AGAIN_AFTER;
+        let mut watch = Watch { left_behind: vec![3], ..Watch::default() };
+        let told = |watch: &mut Watch, now| -> Vec<(u32, Option<u64>)> {
+            watch.stuck(now).into_iter().map(|stuck| (stuck.worker, stuck.refused_in)).collect()
+        };
+        assert_eq!(told(&mut watch, now), [(3, None)]);
+        watch.refused.extend([(3, 7), (5, 1), (3, 9)]);
+        watch.ask_again = Some(later);
+        watch.left_behind.push(4);
+        assert_eq!(watch.next(), Some(later));
+        assert_eq!(told(&mut watch, now), [(4, None)], "not yet");
+        assert_eq!(told(&mut watch, later), [(3, Some(9)), (5, Some(1))]);
+        assert_eq!((told(&mut watch, later), watch.next()), (Vec::new(), None));
+    }
+
+    /// Nobody is asked about sooner than that, and nobody who was let in is asked about again.
+    #[test]
+    fn the_host_is_asked_until_it_says_yes() {
+        let watchdog = Watchdog::default();
+        let mut asked = Vec::new();
+        watchdog.left_behind(&[2]);
+        watchdog.keep(|stuck| {
+            asked.push((stuck.refused_in, Instant::now()));
+            match asked.len() {
+                1 => Some(11),
+                _ => {
+                    watchdog.close();
+                    None
+                }
+            }
+        });
+        let [(None, first), (Some(11), second)] = asked[..] else { panic!("{asked:?}") };
+        assert!(second - first >= ASKED_AGAIN_AFTER);
+        assert!(lock(&watchdog.watch).refused.is_empty());
+    }
+}
