@@ -5,15 +5,15 @@
 //! one thread of somebody else's. Two workers on a virtual machine with two busy CPUs were found to clear 4 GiB in
 //! turn on one of them, each time, at half the speed of threads that were new (Linux 6.18).
 //! So a worker takes a seat on its CPU before each chunk, and moves to a CPU that is free if another one of us sits
-//! there. To the kernel it may still go wherever it might when it began; while somebody has taken CPUs away from it, it
-//! stays where it is ([`Bounds`]).
+//! there. To the kernel it may still go wherever it might when it began; while somebody has taken CPUs away from it,
+//! it stays where it is ([`Bounds`]).
 //!
 //! Nothing but speed hangs on a seat, so this is no protocol between threads, and there is no model of it. A seat is
 //! one word, changed by compare-and-exchange from nobody to a worker and by that worker back: it has one owner at a
-//! time, and is taken from it only when somebody stands in for it. No memory is handed over with it, so `Relaxed` will do. It can be wrong
-//! about the world: the kernel moves its owner between two chunks, or its owner is stuck in a page fault. Then another
-//! worker moves without need, or shares a CPU until one of its next chunks; what it clears, and how, is the same on
-//! any CPU.
+//! time, and is taken from it only when somebody stands in for it. No memory is handed over with it, so `Relaxed` will
+//! do. It can be wrong about the world: the kernel moves its owner between two chunks, or its owner is stuck in a page
+//! fault. Then another worker moves without need, or shares a CPU until one of its next chunks; what it clears, and
+//! how, is the same on any CPU.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -89,17 +89,20 @@ impl Seats {
 
     /// Gives away the seat of a worker that is stuck.
     pub(super) fn vacate(&self, worker: usize) {
-        for seat in &self.by_cpu {
-            let _ = seat.compare_exchange(worker as u32 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
-        }
+        self.by_cpu.iter().for_each(|seat| leave(seat, worker));
     }
 
     /// Before a worker sleeps or leaves.
     pub(super) fn stand_up(&self, worker: usize, seat: &mut Seat) {
         if let Some(place) = seat.cpu.take().and_then(|cpu| self.by_cpu.get(cpu as usize)) {
-            let _ = place.compare_exchange(worker as u32 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+            leave(place, worker);
         }
     }
+}
+
+/// Frees a seat if it is this worker's.
+fn leave(seat: &AtomicU32, worker: usize) {
+    let _ = seat.compare_exchange(worker as u32 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 #[cfg(test)]

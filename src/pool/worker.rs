@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam::deque::Worker as Deque;
 
@@ -34,8 +34,8 @@ pub(super) trait Hands {
     /// Makes a chunk ready; `None` if that is to be left to others.
     fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>>;
 
-    /// Learns from a chunk of `bytes` that took so long.
-    fn learn(&self, bytes: u64, took: Duration);
+    /// What these hands know of how long a chunk takes them.
+    fn grain(&self) -> &Cell<Grain>;
 
     /// Takes one chunk from claim to settlement. What it takes to make it ready and to do it is learnt from; not
     /// what others take with the books of the job: if they are in each other's way there, shorter chunks put
@@ -71,7 +71,9 @@ pub(super) trait Hands {
             return claim.hand_back();
         }
         let performed = claim.perform(&prepared);
-        self.learn(chunk.len, claim.took());
+        let mut grain = self.grain().get();
+        grain.learn(chunk.len, claim.took());
+        self.grain().set(grain);
         match performed {
             Ok(pieces) => claim.settle(pieces, prepared.node),
             Err(cause) => claim.fail(cause),
@@ -198,10 +200,8 @@ impl Hands for Worker {
         self.shared.plan.belongs_elsewhere(self.home, believed, found)
     }
 
-    fn learn(&self, bytes: u64, took: Duration) {
-        let mut grain = self.grain.get();
-        grain.learn(bytes, took);
-        self.grain.set(grain);
+    fn grain(&self) -> &Cell<Grain> {
+        &self.grain
     }
 
     fn send(&self, place: Place, task: Task) {
@@ -269,10 +269,8 @@ impl Hands for Caller {
         self.offer(task);
     }
 
-    fn learn(&self, bytes: u64, took: Duration) {
-        let mut grain = self.grain.get();
-        grain.learn(bytes, took);
-        self.grain.set(grain);
+    fn grain(&self) -> &Cell<Grain> {
+        &self.grain
     }
 
     fn prepare(&self, claim: &mut Claim) -> Option<Result<Prepared, Cause>> {

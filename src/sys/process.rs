@@ -17,14 +17,14 @@ pub(crate) fn process_id() -> u32 {
     let mut known = KNOWN.load(Ordering::Acquire);
     if known.is_null() {
         let own = lost_by_fork(libc::MADV_WIPEONFORK).unwrap_or_else(|| (&raw const REFUSED).cast_mut());
-        let first = KNOWN.compare_exchange(ptr::null_mut(), own, Ordering::AcqRel, Ordering::Acquire);
-        known = first.map_or_else(
-            |known| {
+        known = match KNOWN.compare_exchange(ptr::null_mut(), own, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => own,
+            // Another thread was first.
+            Err(known) => {
                 give_back(own);
                 known
-            },
-            |_| own,
-        );
+            }
+        };
     }
     if ptr::eq(known, &raw const REFUSED) {
         return std::process::id();
