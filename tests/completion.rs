@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use common::hooked::{Answer, Gate, HookedMemory, hooked_memory};
+use common::hooked::{Gate, HookedMemory, hooked_memory};
 use common::{MIB, PAGE, all_zero, fill, is_zero, readable, service, service_with};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vm_zeroing::{Intent, Job, ZeroRequest, ZeroingService};
@@ -17,11 +17,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 const LEN: u64 = 33 * MIB + PAGE;
 
 fn gated(gate: &Arc<Gate>) -> Arc<HookedMemory> {
-    let gate = Arc::clone(gate);
-    let memory = hooked_memory(LEN, move |_, _| {
-        gate.pass();
-        Answer::AsAsked
-    });
+    let memory = hooked_memory(LEN, gate.hook());
     fill(&*memory, 0, LEN);
     memory
 }

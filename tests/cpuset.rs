@@ -67,13 +67,7 @@ fn a_cpuset_that_shrinks_in_the_middle_of_a_job_child() {
                 "the process's CPUs, not the caller's: {workers:?}"
             );
             let gate = Gate::after(3);
-            let memory = hooked_memory(LEN, {
-                let gate = Arc::clone(&gate);
-                move |_, _| {
-                    gate.pass();
-                    Answer::AsAsked
-                }
-            });
+            let memory = hooked_memory(LEN, gate.hook());
             fill(&*memory, 0, LEN);
             let job = service.zero(&memory, Intent::Teardown).unwrap();
             gate.wait_for_somebody();

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::hooked::{Answer, HookedMemory, hooked, hooked_memory, memory_of};
+use common::hooked::{Answer, HookedMemory, hooked_memory};
 use common::mapped::Mapped;
 use common::{MIB, PAGE, Tree, all_zero, assert_exact, fill, is_pattern, outcome_at, service};
 use vm_memory::bitmap::BS;
@@ -313,13 +313,7 @@ fn in_forked_child(body: impl FnOnce() -> bool) -> i32 {
 fn a_forked_child_cannot_submit_or_wait() {
     let (service, memory) = (service(), memory(4 * PAGE));
     let gate = common::hooked::Gate::after(0);
-    let held_up = {
-        let gate = Arc::clone(&gate);
-        hooked_memory(PAGE, move |_, _| {
-            gate.pass();
-            Answer::AsAsked
-        })
-    };
+    let held_up = hooked_memory(PAGE, gate.hook());
     let over = service.submit(ZeroRequest::new(&memory).ranges([])).unwrap();
     all_zero(&over);
     let job = service.zero(&held_up, Intent::Teardown).unwrap();
@@ -395,13 +389,7 @@ fn cancelling_and_waiting_twice() {
     assert_eq!(*job.wait_timeout(Duration::ZERO).unwrap().unwrap(), *first);
 
     let gate = common::hooked::Gate::after(0);
-    let held_up = {
-        let gate = Arc::clone(&gate);
-        memory_of(vec![hooked(0, PAGE, move |_, _| {
-            gate.pass();
-            Answer::AsAsked
-        })])
-    };
+    let held_up = hooked_memory(PAGE, gate.hook());
     let job = service.zero(&held_up, Intent::Teardown).unwrap();
     gate.wait_for_somebody();
     assert!(job.wait_timeout(Duration::ZERO).is_none(), "not over");

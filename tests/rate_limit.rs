@@ -129,13 +129,7 @@ fn a_paused_job_is_cancelled_at_once() {
 fn a_pause_in_the_middle_takes_effect_at_the_next_chunk() {
     let service = builder(1).chunk(MIB).build().unwrap();
     let gate = Gate::after(2);
-    let memory = hooked_memory(LEN, {
-        let gate = Arc::clone(&gate);
-        move |_, _| {
-            gate.pass();
-            Answer::AsAsked
-        }
-    });
+    let memory = hooked_memory(LEN, gate.hook());
     fill(&*memory, 0, LEN);
     let job = in_background(&service, &memory);
     gate.wait_for_somebody();

@@ -11,7 +11,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use common::hooked::{Answer, Gate, HookedMemory, HookedRegion, memory_of};
+use common::hooked::{Gate, HookedMemory, HookedRegion, memory_of};
 use common::hugepages::{HUGE, Hugepages};
 use common::{MIB, all_zero, assert_exact, fill, is_child, memfd_with, outcome_at, service, service_with};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion};
@@ -97,13 +97,7 @@ fn killed_child() {
     let mapping = MmapRegion::<()>::from_file(FileOffset::new(file, 0), len as usize).unwrap();
     // Three chunks are made present and cleared; then every worker stands still.
     let gate = Gate::after(6);
-    let region = HookedRegion::over(mapping, 0, {
-        let gate = Arc::clone(&gate);
-        move |_, _| {
-            gate.pass();
-            Answer::AsAsked
-        }
-    });
+    let region = HookedRegion::over(mapping, 0, gate.hook());
     let memory: Arc<HookedMemory> = memory_of(vec![region]);
     let service = service_with(2);
     let job = service.zero(&memory, Intent::Teardown).unwrap();

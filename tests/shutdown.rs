@@ -10,13 +10,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::events;
-use common::hooked::{Answer, Gate, hooked_memory};
-use common::limits::never_hang;
+use common::hooked::{Gate, hooked_memory};
 use common::mapped::Mapped;
 use common::uffd::Userfaultfd;
 use common::{
-    KIB, MIB, PAGE, assert_exact, bytes, exactly, fill, is_child, is_pattern, is_zero, readable, run_child,
-    sum, worker_threads,
+    KIB, MIB, PAGE, assert_exact, bytes, exactly, fill, in_children, is_pattern, is_zero, readable, sum,
+    worker_threads,
 };
 use tracing::Level;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -53,29 +52,6 @@ fn account(job: &Job) -> Arc<Report> {
     }
 }
 
-/// Threads and log lines are the process's, and what hangs must not hang the rest.
-macro_rules! in_children {
-    ($($(#[$doc:meta])* $name:ident => $child:ident $body:block)*) => {
-        $(
-            $(#[$doc])*
-            #[test]
-            fn $name() {
-                run_child(stringify!($child));
-            }
-
-            #[test]
-            #[ignore = "a part of the test of the same name"]
-            fn $child() {
-                if !is_child() {
-                    return;
-                }
-                never_hang();
-                $body
-            }
-        )*
-    };
-}
-
 in_children! {
     /// 1 GiB, or what the machine has to spare.
     in_the_middle_of_a_long_job => long_job_child {
@@ -108,13 +84,7 @@ in_children! {
     with_a_long_queue => long_queue_child {
         let service = exactly(2).build().unwrap();
         let gate = Gate::after(0);
-        let memory = hooked_memory(PAGE, {
-            let gate = Arc::clone(&gate);
-            move |_, _| {
-                gate.pass();
-                Answer::AsAsked
-            }
-        });
+        let memory = hooked_memory(PAGE, gate.hook());
         let held = [(); 2].map(|()| service.zero(&memory, Intent::Boot).unwrap());
         gate.wait_for_somebody();
         let queued = used(8 * MIB);
@@ -181,13 +151,7 @@ in_children! {
         let service = exactly(1).chunk(4 * MIB).build().unwrap();
         // One slice to make the chunk ready; the second, to store, is not handed out.
         let gate = Gate::after(1);
-        let memory = hooked_memory(16 * MIB, {
-            let gate = Arc::clone(&gate);
-            move |_, _| {
-                gate.pass();
-                Answer::AsAsked
-            }
-        });
+        let memory = hooked_memory(16 * MIB, gate.hook());
         fill(&*memory, 0, 16 * MIB);
         let job = service.zero(&memory, Intent::Teardown).unwrap();
         gate.wait_for_somebody();

@@ -359,13 +359,7 @@ fn nobody_else_need_be_free() {
     }
     let service = exactly(1).small_job(MIB).build().unwrap();
     let gate = Gate::after(0);
-    let held_up = hooked_memory(2 * MIB, {
-        let gate = Arc::clone(&gate);
-        move |_, _| {
-            gate.pass();
-            Answer::AsAsked
-        }
-    });
+    let held_up = hooked_memory(2 * MIB, gate.hook());
     let job = service.zero(&held_up, Intent::Teardown).unwrap();
     gate.wait_for_somebody();
     assert!(done_here(&service, ZeroRequest::new(&used(LEN))).0);

@@ -18,12 +18,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::events;
-use common::hooked::{Answer, Gate, hooked_memory};
-use common::limits::{Limit, become_ordinary_user, never_hang};
+use common::hooked::{Gate, hooked_memory};
+use common::limits::{Limit, become_ordinary_user};
 use common::mapped::Mapped;
 use common::uffd::{Handler, Userfaultfd};
 use common::{
-    KIB, MIB, all_zero, assert_exact, bytes, exactly, fill, is_child, is_zero, readable, run_child, sum,
+    KIB, MIB, all_zero, assert_exact, bytes, exactly, fill, in_children, is_zero, readable, sum,
     worker_threads,
 };
 use tracing::Level;
@@ -128,29 +128,6 @@ fn workers(service: &ZeroingService, count: usize) -> BTreeSet<u32> {
         }
         thread::yield_now();
     }
-}
-
-/// Tests count threads of their process, and what hangs must not hang the rest: each has a process of its own.
-macro_rules! in_children {
-    ($($(#[$doc:meta])* $name:ident => $child:ident $body:block)*) => {
-        $(
-            $(#[$doc])*
-            #[test]
-            fn $name() {
-                run_child(stringify!($child));
-            }
-
-            #[test]
-            #[ignore = "a part of the test of the same name"]
-            fn $child() {
-                if !is_child() {
-                    return;
-                }
-                never_hang();
-                $body
-            }
-        )*
-    };
 }
 
 in_children! {
@@ -267,13 +244,7 @@ in_children! {
         let service = service_with(1);
         let len = 24 * MIB;
         let gate = Gate::after(2);
-        let memory = hooked_memory(len, {
-            let gate = Arc::clone(&gate);
-            move |_, _| {
-                gate.pass();
-                Answer::AsAsked
-            }
-        });
+        let memory = hooked_memory(len, gate.hook());
         fill(&*memory, 0, len);
         let background = service.zero(&memory, Intent::Background).unwrap();
         gate.wait_for_somebody();

@@ -315,9 +315,14 @@ fn no_workers_child() {
     through()
 }
 
-#[test]
-fn the_watchdog() {
-    survives("the_watchdog_child");
+/// Has the watchdog confine itself to these rows.
+fn on_the_watchdog(rows: &'static [&'static str]) -> impl Fn(&ThreadInfo) -> std::io::Result<()> {
+    |thread| {
+        if thread.kind == ThreadKind::Watchdog {
+            let _ = confine(rows);
+        }
+        Ok(())
+    }
 }
 
 /// Where no worker is stuck it needs its own row only.
@@ -332,12 +337,7 @@ fn a_watchdog_with_nobody_stuck_child() {
     if !is_child() {
         return;
     }
-    let confined = |thread: &ThreadInfo| {
-        if thread.kind == ThreadKind::Watchdog {
-            let _ = confine(&["watchdog: watch", "worker: end", "any: "]);
-        }
-        Ok(())
-    };
+    let confined = on_the_watchdog(&["watchdog: watch", "worker: end", "any: "]);
     let service = ZeroingService::builder().background_rate(0).on_thread_start(confined).build().unwrap();
     let memories = [anonymous(), of_file()];
     let jobs: Vec<_> = memories
@@ -355,17 +355,17 @@ fn a_watchdog_with_nobody_stuck_child() {
 
 /// It starts a stand-in for a stuck worker, which runs under its filter.
 #[test]
+fn the_watchdog() {
+    survives("the_watchdog_child");
+}
+
+#[test]
 #[ignore = "a part of the_watchdog"]
 fn the_watchdog_child() {
     if !is_child() {
         return;
     }
-    let confined = |thread: &ThreadInfo| {
-        if thread.kind == ThreadKind::Watchdog {
-            let _ = confine(&["watchdog", "worker: ", "any: "]);
-        }
-        Ok(())
-    };
+    let confined = on_the_watchdog(&["watchdog", "worker: ", "any: "]);
     let service = ZeroingService::builder().topology(common::one_node()).workers_per_node(1).small_job(0);
     let service = service.on_thread_start(confined).build().unwrap();
     let memory = anonymous();

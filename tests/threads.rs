@@ -15,8 +15,8 @@ use common::hooked::{Answer, hooked_memory};
 use common::seccomp::{self, Refusal, Scope};
 use common::uffd::Userfaultfd;
 use common::{
-    MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, exactly, fill, is_child, list, one_node,
-    policy_of, run_child, set_policy,
+    MIB, PAGE, Tree, all_zero, allowed_cpus, assert_exact, cpus_of, exactly, fill, in_children, list,
+    one_node, policy_of, set_policy,
 };
 use tracing::Level;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
@@ -72,28 +72,6 @@ fn two_nodes_with_cpus() -> Topology {
         tree.file(&format!("{folder}/distance"), distance);
     }
     Topology::read(&tree.0).unwrap()
-}
-
-macro_rules! in_children {
-    ($($(#[$doc:meta])* $name:ident => $child:ident $body:block)*) => {
-        $(
-            $(#[$doc])*
-            #[test]
-            fn $name() {
-                run_child(stringify!($child));
-            }
-
-            #[test]
-            #[ignore = "a part of the test of the same name"]
-            fn $child() {
-                if !is_child() {
-                    return;
-                }
-                common::limits::never_hang();
-                $body
-            }
-        )*
-    };
 }
 
 in_children! {

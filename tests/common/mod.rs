@@ -1,6 +1,7 @@
 //! What the behaviour tests share: patterns, services, memory files, hugepages, mappings.
 #![allow(
     dead_code,
+    unused_macros,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,
@@ -21,6 +22,32 @@ pub mod pinned;
 pub mod seccomp;
 pub mod uffd;
 pub mod wakeups;
+
+/// Tests count threads of their process and collect its log, and what hangs must not hang the rest: each has a process of
+/// its own.
+macro_rules! in_children {
+    ($($(#[$doc:meta])* $name:ident => $child:ident $body:block)*) => {
+        $(
+            $(#[$doc])*
+            #[test]
+            fn $name() {
+                $crate::common::run_child(stringify!($child));
+            }
+
+            #[test]
+            #[ignore = "a part of the test of the same name"]
+            fn $child() {
+                if !$crate::common::is_child() {
+                    return;
+                }
+                $crate::common::limits::never_hang();
+                $body
+            }
+        )*
+    };
+}
+#[allow(unused_imports, reason = "each test file uses its share")]
+pub(crate) use in_children;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
